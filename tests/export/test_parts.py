@@ -201,7 +201,7 @@ def test_advice_in_errors(tmp_path):
 )
 def test_a_missing_package_is_named(tmp_path, monkeypatch, check, user):
     monkeypatch.setattr(packages, 'find_spec', lambda name: None)
-    with pytest.raises(ImportError, match=f'^{user} needs'):
+    with pytest.raises(ImportError, match=f'^{user}'):
         export_model(build(), tmp_path / 'x.onnx', check=check)
 
 
@@ -387,4 +387,4 @@ def test_weights_beyond_protobufs_limit_are_refused(onnx_file, tmp_path, monkeyp
 
 def test_a_version_that_onnxscript_cannot_write_is_refused(onnx_file, tmp_path):
     with pytest.raises(ExportError, match=r'cannot write opset=26 .* omit it for 20'):
-        formats.write_onnx(onnx_onnx_file[0], INTERFACE, 26, tmp_path / 'x.onnx')
+        formats.write_onnx(onnx_file[0], INTERFACE, 26, tmp_path / 'x.onnx')
