@@ -67,6 +67,14 @@ def maps_of(out, image):
     return load(out / rows_of(out)[str(image)]['file'])
 
 
+def pooled(level, pool):
+    """Pool a map (C, H, W) to a vector in float64, by the definition of the pooling."""
+    level = level.double()
+    if pool == 'avg':
+        return level.mean((1, 2))
+    return level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
+
+
 def tree(folder):
     """Return the content of every file below a folder, by relative path."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
