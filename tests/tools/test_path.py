@@ -13,9 +13,7 @@ import pytest
 import skimage.data
 from PIL import Image, ImageDraw
 
-from tests.conftest import ROOT, IfInstalled
-
-supervision = IfInstalled('supervision')
+from tests.conftest import ROOT, needs
 
 PAGE = (ROOT / 'docs' / 'from-photographs-to-a-file.md').read_text()
 CLASSES = ('apple', 'pear')
@@ -50,7 +48,7 @@ def make_photographs(folder):
     boxes = {}
     for number in range(1, IMAGES + 1):
         pixels = photographs[number % len(photographs)]
-        top, left = (int(rng.integers(0, size - side)) for size, side in zip(pixels.shape, (HEIGHT, WIDTH), strict=False))
+        top, left = (int(rng.integers(0, size)) for size in (pixels.shape[0] - HEIGHT, pixels.shape[1] - WIDTH))
         image = Image.fromarray(pixels[top : top + HEIGHT, left : left + WIDTH])
         draw = ImageDraw.Draw(image)
         boxes[f'{number}.jpg'] = [draw_fruit(draw, rng, label) for label in range(len(CLASSES))]
@@ -121,8 +119,8 @@ def test_there_are_ten_commands():
     assert len(commands('Where you train') + commands('Elsewhere')) == 10
 
 
+@needs('supervision')
 def test_a_file_of_pascal_voc_becomes_one_of_coco(tmp_path, monkeypatch):
-    supervision.DetectionDataset  # skips the test without it
     boxes = make_photographs(tmp_path / 'data' / 'fruit' / 'images')
     write_voc(tmp_path / 'data' / 'fruit' / 'xml', boxes)
     monkeypatch.chdir(tmp_path)
