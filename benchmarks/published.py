@@ -1,10 +1,9 @@
 """Plot the published accuracy of the recipes against the time and memory of their backbones, measured here.
 
     python benchmarks/published.py --measure      # on an idle machine: writes benchmarks/results/published.json
-    python benchmarks/published.py                # draws docs/images/accuracy.png and speed.png from the raw results
+    python benchmarks/published.py                # draws docs/images/accuracy.png from the raw results
 
-Each backbone is timed at the test size of its recipe: 800 x 1344 pixels on COCO, the crop size on ADE20K. The second
-plot compares our backbone with other libraries, from the reports of ``benchmarks/benchmark.py``.
+Each backbone is timed at the test size of its recipe: 800 x 1344 pixels on COCO, the crop size on ADE20K.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,25 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_host import PROCESSORS, processor
+from bench_host import processor
 
 from swin_dense.workbench.recipes.zoo import FOLDERS, Recipe, read_zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / 'benchmarks/results/published.json'
 IMAGES = ROOT / 'docs/images'
-CASES = {
-    'infer_512': 'inference, 512 x 512',
-    'infer_800x1344': 'inference, 800 x 1344',
-    'train_512': 'training step, 2 x 512 x 512',
-}
-# Of the processors on which benchmark.py ran.
-SPEED = {
-    f'{case}\n{processor}': f'{prefix}_{file}.json'
-    for prefix, processor in PROCESSORS.items()
-    for file, case in CASES.items()
-    if (RAW.parent / f'{prefix}_{file}.json').exists()
-}
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
 
@@ -70,8 +56,6 @@ def main() -> None:
         RAW.write_text(json.dumps({'processor': processor(), 'rows': rows}, indent=1) + '\n')
     else:
         draw_accuracy(json.loads(RAW.read_text())['rows'], IMAGES / 'accuracy.png')
-        reports = {name: json.loads((RAW.parent / file).read_text()) for name, file in SPEED.items()}
-        draw_speed(reports, IMAGES / 'speed.png')
 
 
 def published(data: str) -> list[Point]:
@@ -138,29 +122,6 @@ def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
         legend = axes.legend(fontsize=8, loc='lower right')
         for handle in legend.legend_handles:
             handle.set_sizes([40])
-    figure.savefig(path, dpi=110)
-
-
-def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot the time of each implementation relative to ours, with the range over processes."""
-    from matplotlib.figure import Figure
-
-    rows = len(reports) // len(CASES)
-    figure = Figure(figsize=(11, 3 * rows), layout='constrained')
-    panels = figure.subplots(rows, len(CASES), sharex=True, sharey=True)
-    for axes, (name, report) in zip(panels.flat, reports.items(), strict=True):
-        models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
-        ratios = [report['ratios'][model] for model in models]
-        middle = [statistics.median(values) for values in ratios]
-        ends = [
-            [mid - min(values) for mid, values in zip(middle, ratios, strict=True)],
-            [max(values) - mid for mid, values in zip(middle, ratios, strict=True)],
-        ]
-        colours = ['C0', *['0.6'] * (len(models) - 1)]
-        axes.barh(list(models.values()), middle, xerr=ends, color=colours, error_kw={'ecolor': '0.3', 'lw': 1})
-        axes.set(title=name, xlabel='time / swin_dense')
-        axes.axvline(1, color='C0', lw=0.8)
-    axes.invert_yaxis()  # which all panels share
     figure.savefig(path, dpi=110)
 
 

@@ -71,8 +71,8 @@ def speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of our time, and of the times of others relative to it.
 
     Args:
-        reports: those of benchmarks/alone.py, one model per process; then those of benchmarks/benchmark.py, all models in
-            one process, for processors that have no other.
+        reports: those of benchmarks/alone.py, one model per process; then those of benchmarks/benchmark.py, all
+            models in one process, for processors that have no other.
     """
     rows = []
     for processor, case, ours, ratios in _speeds(reports):
@@ -96,8 +96,8 @@ def speed_line(*reports: dict[str, Any]) -> str:
     """Return the line of the README on speed."""
     least, most = _range_of_mmdet(reports)
     return (
-        f'On the CPUs that were measured, a pass or training step of mmdet\'s Swin-T takes {least} to {most} times as long as ours: '
-        '[speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
+        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as long "
+        'as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
     )
 
 

@@ -17,6 +17,7 @@ from tests.examples import load_example
 from .detection import train
 from .peer import needed
 
+
 @pytest.mark.slow
 def test_ultralytics(tmp_path, monkeypatch):
     monkeypatch.setenv('YOLO_OFFLINE', 'true')

@@ -149,10 +149,10 @@ def test_a_page_says_first_what_it_is_for_and_what_it_needs(page):
         return
     assert len(read(page).purpose.split()) <= 30
     needs = text.split('\n\n')[2]
-    assert needs.startswith('*') and 'eeds ' in needs or 'need `' in needs or 'To write' in needs
+    assert re.match(r'\*(?:.* )?[Nn]eeds? |\*To write', needs), needs
     code = '\n'.join(re.findall(r'^(?:```\w+\n.*?^```| {4}swin-dense .*?$)', text, re.S | re.M))
     if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
-        assert "./mmcv_lite_ops" in needs
+        assert './mmcv_lite_ops' in needs
     for weights in {'swin_tiny_patch4_window7_224.pth', 'swin_t.in1k'}:
         assert not re.search(rf'(?<!=){re.escape(weights)}', code) or f'`{weights}`' in needs
 
@@ -161,8 +161,10 @@ def test_the_documentation_can_be_read():
     """The limits are those of the whole: what is added replaces something."""
     words = {page: len(page.read_text().split()) for page in (*PAGES[1:], *DECISIONS)}
     of_users = sum(words[page] for page in PAGES[1:])
-    assert len(PAGES[1:]) <= 15 and len(DECISIONS) <= 20
-    assert of_users <= 15_000 and sum(words.values()) <= 30_000
+    assert len(PAGES[1:]) <= 15
+    assert len(DECISIONS) <= 20
+    assert of_users <= 15_000
+    assert sum(words.values()) <= 30_000
     assert len((ROOT / 'README.md').read_text().split()) <= 700
 
 
@@ -191,6 +193,15 @@ def test_link_targets_exist(page):
 
 
 @pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    """But for those of an earlier version, which the line says, and those of other projects."""
+    for line in page.read_text().splitlines() if page.name != 'CHANGELOG.md' else ():
+        for name in re.findall(r'`([a-z_]+/[\w./-]+\.(?:py|sh))`', line):
+            beside = [path for folder in ('swin_dense', 'mmcv_lite_ops') for path in (ROOT / folder).rglob(name)]
+            assert ' of 0.3.0' in line or (ROOT / name).is_file() or beside, name
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_render_as_on_github(page):
     """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
     text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
@@ -202,7 +213,8 @@ def test_the_navigation_lists_every_page_once():
     """The index, llms.txt and the list of decisions are written from it: test_readme.py compares them."""
     listed = [path for paths in navigation().values() for path in paths]
     notebooks = {path.with_suffix('.md') for path in ROOT.glob('examples/notebooks/*.ipynb')}
-    assert len(listed) == len({*listed}) and notebooks <= {*listed}
+    assert len(listed) == len({*listed})
+    assert notebooks <= {*listed}
     assert [path for path in listed if not path.is_file() and path not in notebooks] == []
     of_users = {page.path for _, pages in sections() for page in pages}
     assert {*PAGES[1:]} - {ROOT / 'docs' / 'README.md'} <= of_users
@@ -217,5 +229,6 @@ COMPARES = r'\b(?:faster|slower|fastest|slowest|quicker|smaller|larger|times as 
 
 @pytest.mark.parametrize('name', MEASURED)
 def test_prose_beside_a_generated_table_states_nothing_that_the_table_may_contradict(name):
-    text = re.sub(r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)|^\|.*?$', '', (ROOT / name).read_text(), flags=re.S | re.M)
+    code_and_tables = r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)|^\|.*?$'
+    text = re.sub(code_and_tables, '', (ROOT / name).read_text(), flags=re.S | re.M)
     assert re.findall(f'.*(?:{COUNTS}|{COMPARES}).*', text, re.I) == []

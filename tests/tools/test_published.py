@@ -1,4 +1,4 @@
-"""The figures of accuracy and speed are drawn from the raw results and the metafiles."""
+"""The figure of accuracy is drawn from the raw results and the metafiles."""
 
 import json
 import sys
@@ -28,10 +28,7 @@ def test_sizes_are_those_that_the_recipes_test_with():
     assert sizes == {(800, 1344), (512, 512), (640, 640)}
 
 
-def test_both_figures_are_drawn_in_the_published_size(tmp_path):
+def test_the_figure_is_drawn_in_the_published_size(tmp_path):
     published.draw_accuracy(ROWS, tmp_path / 'accuracy.png')
-    reports = {name: json.loads((published.RAW.parent / file).read_text()) for name, file in published.SPEED.items()}
-    published.draw_speed(reports, tmp_path / 'speed.png')
-    for name in ('accuracy.png', 'speed.png'):
-        drawn, kept = Image.open(tmp_path / name), Image.open(published.IMAGES / name)
-        assert drawn.size == kept.size
+    drawn, kept = Image.open(tmp_path / 'accuracy.png'), Image.open(published.IMAGES / 'accuracy.png')
+    assert drawn.size == kept.size
