@@ -84,6 +84,7 @@ class SwinBackbone(nn.Module):
             one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is torch's own attention; 'triton' is experimental.
+            Gradients of gradients, as of a gradient penalty, need 'reference' if a position bias is frozen.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
