@@ -318,7 +318,7 @@ def test_a_gradient_penalty_with_frozen_stages_needs_the_reference():
     penalty = gradient_penalty(model)
     torch.testing.assert_close(penalty, gradient_penalty(expected))
     penalty.backward()
-    with pytest.raises(RuntimeError, match='derivative for .* is not implemented'):
+    with pytest.raises(RuntimeError, match=r'derivative for .* is not implemented'):
         gradient_penalty(make('auto', frozen_stages=2)).backward()
 
 
