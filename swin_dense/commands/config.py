@@ -30,7 +30,7 @@ from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
 from swin_dense.workbench.configs.parts import SPLITS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
-from swin_dense.workbench.configs.standalone import as_text, check_form
+from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
 from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
     values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
     own_data(config, args.data_root, classes, places, *values)
-    merge_settings(config, parse_settings(args.set))
+    merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
     notes += find_endings(config)
     there = [split for split in SPLITS if not missing_data(config, [split])]

@@ -4,9 +4,11 @@ Only this package and the workbench import mmengine at import time.
 """
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.registry import MODELS, Registry
 
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
@@ -29,9 +31,14 @@ __all__ = [
 # The backbones are in the root registry, where every scope finds their bare names, and other scopes 'mmdet.SwinDense'.
 # mmdet's own registry looks for that name in itself only, and then imports it as a dotted name. These entries answer
 # that import, whether mmdet is imported before or later.
-for _scope in ('mmdet', 'mmseg', 'mmpretrain'):
+for _scope in ('mmdet', 'mmseg', 'mmpretrain', 'mmcls'):
     for _kind in (SwinDense, SwinDenseV2):
         sys.modules[f'{_scope}.{_kind.__name__}'] = _kind  # type: ignore[assignment]
+
+# Configs of detectors name the scope of classifiers too. Without their package, an empty registry passes on the names.
+for _scope in ('mmpretrain', 'mmcls'):
+    if find_spec(_scope) is None and _scope not in MODELS.children:
+        Registry('model', parent=MODELS, scope=_scope, locations=['swin_dense'])
 
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')

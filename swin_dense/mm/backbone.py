@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
@@ -22,6 +22,7 @@ from swin_dense.models.layers import ACTIVATIONS, NORMS
 from swin_dense.models.options import reject_unknown
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
+from swin_dense.ops.layout import to_maps
 from swin_dense.utils import checks
 
 allow_training_checkpoints()
@@ -53,7 +54,10 @@ class SwinDense(SwinBackbone, BaseModule):
         compile: compile only the backbone with ``torch.compile``: True, or a dict of its options. In contrast,
             mmengine's ``compile=True`` compiles whole training steps, which fails with some optimisers and heads.
         img_size: mmpretrain's name for ``pretrain_img_size``. It marks a config of a classifier, so it changes two
-            defaults: ``out_indices`` to the last stage, and ``clamp_window`` to True.
+            defaults: ``out_indices`` to the last stage, and ``clamp_window`` to True. So do mmpretrain's names of
+            architectures, 'tiny', 'small', 'base' and 'large'.
+        output_missing_index_as_none: BEVDet's option: return one item per stage, None for those not in ``out_indices``.
+        return_stereo_feat: BEVDet's option: return the map of the first stage, without a norm, before the others.
         **options: options of :class:`SwinBackbone`, or of the Swins of the authors, of mmdet 2.x and of mmpretrain,
             which keep the meaning that they have there: a warning lists what was translated. Others raise. ``act_cfg``
             and ``norm_cfg`` may also name layers that are registered in mmengine.
@@ -80,6 +84,8 @@ class SwinDense(SwinBackbone, BaseModule):
         allow_partial: bool = False,
         compile: bool | Mapping[str, Any] = False,
         img_size: int | Sequence[int] | None = None,
+        output_missing_index_as_none: bool = False,
+        return_stereo_feat: bool = False,
         **options: Any,
     ) -> None:
         if img_size is not None:
@@ -93,6 +99,11 @@ class SwinDense(SwinBackbone, BaseModule):
             said = f'{type(self).__name__} translated options of a config for another Swin:\n  {lines}'
             print_log(said, 'current', logging.WARNING)
         super().__init__(**_with_registered_layers(options))
+        self.output_missing_index_as_none = checks.boolean('output_missing_index_as_none', output_missing_index_as_none)
+        self.return_stereo_feat = checks.boolean('return_stereo_feat', return_stereo_feat)
+        if return_stereo_feat:
+            self.out_channels = (self.num_features[0], *self.out_channels)
+            self.out_strides = (self.strides[0], *self.out_strides)
         if pretrained is not None:
             if not isinstance(pretrained, str):
                 raise TypeError(f'pretrained must be a path or an address, got {pretrained!r}')
@@ -131,6 +142,19 @@ class SwinDense(SwinBackbone, BaseModule):
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
+    def forward(self, img: Tensor) -> Any:
+        """Compute the feature pyramid as :meth:`SwinBackbone.forward`, with the outputs that BEVDet's options add."""
+        if not (self.output_missing_index_as_none or self.return_stereo_feat):
+            return super().forward(img)
+        outs = self.forward_stages(img)
+        maps: Any = self.output_maps(outs)
+        if self.output_missing_index_as_none:
+            by_stage = dict(zip(self.out_indices, maps, strict=True))
+            maps = tuple(map(by_stage.get, range(len(self.arch.depths))))
+        if self.return_stereo_feat:
+            maps = (to_maps(outs[0]), *maps)
+        return maps
+
     def log_load(self, report: Report) -> None:
         """Write the report of a loaded checkpoint to the log of the run."""
         print_log(str(report), logger='current', level=report.level)
@@ -142,9 +166,9 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
 
     Args:
         arch: see :class:`SwinBackbone`.
-        window_size: see :class:`SwinV2Backbone`. With ``img_size`` it may also be mmpretrain's list of one window per
-            stage. The list must be the result of clamping the largest window to the maps of such an image, because
-            ``clamp_window`` computes it again.
+        window_size: see :class:`SwinV2Backbone`. It may also be mmpretrain's list of one window per stage, which must
+            be the result of clamping the largest window to the maps of an image of ``img_size``, by default 256 there,
+            because ``clamp_window`` computes it again.
         pretrained_window_sizes: mmpretrain's name for ``pretrained_window_size``.
         **options: options of :class:`SwinDense` and :class:`SwinV2Backbone`.
 
@@ -169,7 +193,8 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
             if 'pretrained_window_size' in options:
                 raise ValueError('pretrained_window_sizes and pretrained_window_size are the same option; give one')
             options['pretrained_window_size'] = pretrained_window_sizes
-        if options.get('img_size') is not None and isinstance(window_size, Sequence) and len(window_size) > 2:
+        if isinstance(window_size, Sequence) and len(window_size) > 2:
+            options = {'img_size': 256, **options}  # mmpretrain's default
             window_size = _before_clamping(window_size, options)
         super().__init__(arch, window_size=window_size, **options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swin_dense.archs.arch import resolve_arch
+from swin_dense.archs.arch import arch_letter, resolve_arch
 from swin_dense.models import options as core_options
 
 # Option names of other Swin implementations, and the names here.
@@ -29,14 +29,14 @@ IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
     'patch_cfg': ({}, None),
     'stage_cfgs': ({}, None),
     'pretrain_style': ('official', 'mmcls'),
-    'output_missing_index_as_none': (False,),
-    'return_stereo_feat': (False,),
     'fused_window_process': (False,),
 }
 # Names that only the authors' code has, which mmdet 2.x and its forks took over.
 _AUTHORS = {'embed_dim', 'in_chans', 'ape', 'use_checkpoint', 'norm_layer'}
 # Names that only the classifiers have: mmpretrain's, and for img_size also the authors'.
 _CLASSIFIERS = {'img_size', 'stage_cfgs', 'patch_cfg', 'pad_small_map', 'out_after_downsample', 'interpolate_mode'}
+# The names of architectures in mmpretrain's configs; those here are 't', 's', 'b' and 'l'.
+_NAMES_OF_CLASSIFIERS = ('tiny', 'small', 'base', 'large')
 _LAYER_NORMS = ({'type': 'LN'}, {'type': 'LN', 'requires_grad': True})
 
 
@@ -46,8 +46,9 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
     Options that no 2-D Swin has, and values that cannot be expressed here, are left as they are. Return the options,
     which contain ``arch``, and a line for each change. An option that is given under two names raises ValueError.
     """
-    is_classifier = not _CLASSIFIERS.isdisjoint(options)
+    is_classifier = _is_classifier(options)
     is_authors = not _AUTHORS.isdisjoint(options)
+    counts_embedding = is_authors or 'pretrain_style' in options  # an option of BEVDet
     new, notes = dict(options), []
     for name in IMPLIED_OPTIONS.keys() & options.keys():
         if options[name] in IMPLIED_OPTIONS[name]:
@@ -56,6 +57,13 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
         notes.append(f'num_classes={new.pop("num_classes")!r} is left out: a backbone has no classifier')
     if is_classifier:
         _of_classifier(new, notes, network)
+    windows = new.get('window_size')
+    if isinstance(windows, Sequence) and len(windows) > 2 and len(set(windows)) == 1:
+        new['window_size'] = windows[0]
+        notes.append(f'window_size={windows!r} becomes {windows[0]}')
+    if _is_name_of_classifier(options.get('arch')):
+        ours = arch_letter(options['arch'])
+        notes.append(f"arch={options['arch']!r} is mmpretrain's name, so its defaults apply; with {ours!r}, mmdet's do")
     for name in FOREIGN_OPTIONS.keys() & new.keys():
         ours = FOREIGN_OPTIONS[name]
         if ours in new:
@@ -63,11 +71,11 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
         new[ours] = new.pop(name)
         notes.append(f'{name} is {ours}')
     frozen = new.get('frozen_stages', -1)
-    if is_authors and frozen > 0:
+    if counts_embedding and frozen > 0:
         new['frozen_stages'] = frozen - 1
         notes.append(
-            f'frozen_stages={frozen} becomes {frozen - 1}: the authors count the patch embedding as the first; '
-            'the output norms of frozen stages are frozen too'
+            f'frozen_stages={frozen} becomes {frozen - 1}: the authors and BEVDet count the patch embedding as the '
+            'first; the output norms of frozen stages are frozen too'
         )
     if is_authors and not is_classifier and 'drop_path_rate' not in new:
         new['drop_path_rate'] = 0.2
@@ -75,6 +83,17 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
     if is_classifier and not is_authors:
         _of_mmpretrain(new, notes, network)
     return new, sorted(notes)
+
+
+def _is_classifier(options: Mapping[str, Any]) -> bool:
+    """Return whether the options, or the architecture, are those of a config for a classifier."""
+    arch = options.get('arch')
+    has_extra_norms = isinstance(arch, Mapping) and 'extra_norm_every_n_blocks' in arch
+    return has_extra_norms or _is_name_of_classifier(arch) or not _CLASSIFIERS.isdisjoint(options)
+
+
+def _is_name_of_classifier(arch: Any) -> bool:
+    return isinstance(arch, str) and arch.lower() in _NAMES_OF_CLASSIFIERS
 
 
 def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:

@@ -280,11 +280,7 @@ class SwinBackbone(nn.Module):
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
         outs = self.forward_stages(img)
-        maps = []
-        for stage in self.out_indices:
-            norm = getattr(self, f'norm{stage}')
-            maps.append(to_maps(norm(outs[stage])))
-        return tuple(maps)
+        return self.output_maps(outs)
 
     def forward_stages(self, img: Tensor) -> list[Tensor]:
         """Return the map of every stage, (B, H_i, W_i, C_i), before the output norms."""
@@ -294,6 +290,14 @@ class SwinBackbone(nn.Module):
             out, x = stage(x)
             outs.append(out)
         return outs
+
+    def output_maps(self, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the normalised maps, (B, C_i, H_i, W_i), of the output stages, given those of all stages."""
+        maps = []
+        for stage in self.out_indices:
+            norm = getattr(self, f'norm{stage}')
+            maps.append(to_maps(norm(outs[stage])))
+        return tuple(maps)
 
     def embed(self, img: Tensor) -> Tensor:
         """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""

@@ -1,5 +1,6 @@
 """Options of configs for other Swins, as they occur in public repositories, build with one warning that lists all."""
 
+import sys
 from unittest import mock
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from swin_dense import SwinDense, SwinDenseV2
 from swin_dense.mm import backbone as module
-from tests.conftest import TINY
+from tests.conftest import TINY, randomize
 from tests.processes import python
 
 AUTHORS = {
@@ -84,7 +85,7 @@ CONFIGS = {
     'BEVDet': (
         {**BEVDET, 'output_missing_index_as_none': False, 'return_stereo_feat': False},
         {**TINY, 'window_size': 12, 'out_indices': (2, 3)},
-        'return_stereo_feat=False is what is computed here anyway',
+        "pretrain_style='official' is what is computed here anyway",
     ),
     'mmpretrain': (MMPRETRAIN, {**TINY, **LAST, 'pretrain_img_size': 384, 'window_size': 12}, 'becomes window_size=12'),
     'per stage': (
@@ -96,6 +97,21 @@ CONFIGS = {
         DUMPED,
         {**TINY, 'out_indices': (1, 2, 3), 'clamp_window': True},
         "interpolate_mode='bicubic' is what is computed here anyway",
+    ),
+    'BEVDet frozen': (
+        {**BEVDET, 'frozen_stages': 2},
+        {**TINY, 'window_size': 12, 'out_indices': (2, 3), 'frozen_stages': 1},
+        'frozen_stages=2 becomes 1: the authors and BEVDet count the patch embedding',
+    ),
+    'a window per stage': (
+        {**TINY, 'window_size': [16, 16, 16, 16]},
+        {**TINY, 'window_size': 16},
+        'window_size=[16, 16, 16, 16] becomes 16',
+    ),
+    'name of mmpretrain': (
+        {'arch': 'tiny', 'frozen_stages': 0, 'drop_path_rate': 0.2},
+        {'arch': 't', **LAST, 'frozen_stages': 1, 'drop_path_rate': 0.2},
+        "arch='tiny' is mmpretrain's name, so its defaults apply; with 't', mmdet's do",
     ),
     'frozen by mmpretrain': (
         {**DUMPED, 'frozen_stages': 0, 'pad_small_map': True},
@@ -135,8 +151,41 @@ def test_a_swin_v2_of_mmpretrain():
         backbone = SwinDenseV2(**options, img_size=256, use_abs_pos_embed=True)
         assert (backbone.window_size, backbone.clamp_window, backbone.position_grid) == ((8, 8), False, (64, 64))
         assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
+        extra = {**TINY, 'extra_norm_every_n_blocks': 0}
+        without_size = SwinDenseV2(arch=extra, window_size=[16, 16, 16, 8])
+        assert (without_size.window_size, without_size.clamp_window, without_size.out_indices) == ((16, 16), True, (3,))
         with pytest.raises(ValueError, match='pad_small_map=True, and other windows'):
             SwinDenseV2(**{**options, 'window_size': [24, 24, 24, 12]}, img_size=384)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('stereo', [True, False])
+@pytest.mark.parametrize('nones', [True, False])
+@pytest.mark.parametrize('out_indices', [(1, 2, 3), (2,)])
+def test_the_outputs_of_bevdet(stereo, nones, out_indices):
+    """A map of the first stage without a norm, and None for stages that are not returned, with the values of mmdet."""
+    swin = pytest.importorskip('mmdet.models.backbones.swin').SwinTransformer
+    theirs = randomize(swin(**TINY)).double()
+    theirs.eval()  # returns None
+    options = {'return_stereo_feat': stereo, 'output_missing_index_as_none': nones}
+    ours = SwinDense(**TINY, **options, pretrain_style='official', out_indices=out_indices).double().eval()
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    img = torch.randn(2, 3, 50, 71, dtype=torch.float64)
+    without_norm = []
+    theirs.stages[0].register_forward_hook(lambda module, args, out: without_norm.append(out[2]))
+    maps = theirs(img)
+    expected = [maps[stage] if stage in out_indices else None for stage in range(4)]
+    if not nones:
+        expected = [one for one in expected if one is not None]
+    if stereo:
+        first = without_norm[0].unflatten(1, maps[0].shape[2:]).permute(0, 3, 1, 2)
+        expected.insert(0, first)
+    found = ours(img)
+    assert [one is None for one in found] == [one is None for one in expected]
+    pairs = [(one, exact) for one, exact in zip(found, expected, strict=True) if exact is not None]
+    assert max((one - exact).abs().max() for one, exact in pairs) < 1e-9
+    assert [one.shape[1] for one, _ in pairs] == list(ours.out_channels)
+    assert [-(-50 // stride) for stride in ours.out_strides] == [one.shape[2] for one, _ in pairs]
 
 
 def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
@@ -144,7 +193,6 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
         SwinDense(
             **{**AUTHORS, 'window_siz': 3},
             pretrained2d=True,
-            return_stereo_feat=True,
             out_sizes=[384, 768],
             pretrain_style='timm',
             stage_cfgs={'block_cfgs': {'window_size': 7, 'ffn_ratio': 2}},
@@ -154,7 +202,6 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
     for words in (
         "'window_siz'; did you mean 'window_size'?",
         "'pretrained2d'",
-        "'return_stereo_feat': True is not supported; configs of SwinDense may have False, which changes nothing",
         "'out_sizes'",
         "'pretrain_style': 'timm' is not supported; configs of SwinDense may have 'official' or 'mmcls'",
         "'stage_cfgs': {'block_cfgs': {'window_size': 7, 'ffn_ratio': 2}} is not supported",
@@ -176,6 +223,17 @@ def test_one_option_under_two_names_is_refused():
 def test_a_scope_before_the_name_resolves_in_that_scope(scope, name):
     registry = pytest.importorskip(f'{scope}.registry')
     assert type(registry.MODELS.build({'type': f'{scope}.{name}', **TINY})).__name__ == name
+
+
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmcls'])
+def test_the_scope_of_a_package_that_is_not_installed_resolves_without_it(scope):
+    root = pytest.importorskip('mmengine.registry')
+    mmdet = pytest.importorskip('mmdet.registry')
+    for registry in (root.MODELS, mmdet.MODELS):
+        assert registry.get(f'{scope}.SwinDense') is SwinDense
+        assert registry.get(f'{scope}.SwinDenseV2') is SwinDenseV2
+        assert registry.get(f'{scope}.ConvNeXt') is None
+    assert scope not in sys.modules
 
 
 def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():

@@ -77,6 +77,24 @@ def test_options_of_mmpretrain_mean_the_same(name, ours, options, size):
     assert largest_difference(*outputs) < 1e-9
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ('name', 'ours', 'size'), [('SwinTransformer', 'SwinDense', 224), ('SwinTransformerV2', 'SwinDenseV2', 256)]
+)
+def test_a_config_with_nothing_but_the_name_of_an_architecture_means_the_same(name, ours, size):
+    mm = pytest.importorskip('swin_dense.mm')
+    options = {'arch': 'tiny', 'use_abs_pos_embed': True}
+    theirs = randomize(getattr(backbones, name)(**options), 1)
+    mine = getattr(mm, ours)(**options)
+    mine.load_state_dict(theirs.state_dict())
+    theirs.eval()
+    mine.eval()
+    image = torch.randn(1, 3, size, size)
+    outputs = mine(image), theirs(image)
+    assert [len(maps) for maps in outputs] == [1, 1]
+    assert largest_difference(*outputs) < 1e-4
+
+
 @pytest.mark.parametrize(
     ('config', 'ours', 'more'),
     [

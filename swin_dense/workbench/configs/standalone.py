@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from swin_dense.utils import checks
 from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ def check_form(config: Config) -> None:
         for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
             if not isinstance(dataset.get(key) or kind(), kind):
                 raise ValueError(f'{key} of a data set must be a {kind.__name__}, got {dataset[key]!r}')
+
+
+def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings, of which each must start with a config entry that a runner or tool reads."""
+    for key in settings:
+        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
+    return settings
 
 
 def as_text(config: Config, title: str) -> str:

@@ -174,6 +174,7 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
         ([DETECTOR, '--classes', 'apple,'], 'must be distinct'),
         ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
         ([DETECTOR, '--set', 'model'], 'must be KEY=VALUE'),
+        ([DETECTOR, '--set', 'modle.x=1'], "got 'modle'; did you mean 'model'?"),
         ([DETECTOR, '--set', 'model.backbone={{with_cp'], 'is neither a value of Python nor of YAML'),
         (
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
