@@ -210,8 +210,7 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
         outs = self.backbone.forward_stages(x)
-        final_norm = getattr(self.backbone, f'norm{stages - 1}')
-        features = to_maps(final_norm(outs[-1]))
+        (features,) = self.backbone.output_maps(outs)
         maps = [to_maps(outs[stage]) for stage in wanted]
         if norm and stages - 1 in wanted:
             maps[-1] = features

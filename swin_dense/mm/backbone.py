@@ -142,18 +142,18 @@ class SwinDense(SwinBackbone, BaseModule):
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
-    def forward(self, img: Tensor, return_stages: bool = False) -> Any:
+    def forward(self, img: Tensor) -> Any:
         """Compute the feature pyramid as :meth:`SwinBackbone.forward`, with the outputs that BEVDet's options add."""
         if not (self.output_missing_index_as_none or self.return_stereo_feat):
-            return super().forward(img, return_stages)
-        maps, stages = super().forward(img, return_stages=True)
+            return super().forward(img)
+        outs = self.forward_stages(img)
+        maps: Any = self.output_maps(outs)
         if self.output_missing_index_as_none:
             by_stage = dict(zip(self.out_indices, maps, strict=True))
             maps = tuple(map(by_stage.get, range(len(self.arch.depths))))
         if self.return_stereo_feat:
-            first, _ = stages[0]
-            maps = (to_maps(first), *maps)
-        return (maps, stages) if return_stages else maps
+            maps = (to_maps(outs[0]), *maps)
+        return maps
 
     def log_load(self, report: Report) -> None:
         """Write the report of a loaded checkpoint to the log of the run."""

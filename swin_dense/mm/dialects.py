@@ -29,8 +29,6 @@ IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
     'patch_cfg': ({}, None),
     'stage_cfgs': ({}, None),
     'pretrain_style': ('official', 'mmcls'),
-    'output_missing_index_as_none': (False,),
-    'return_stereo_feat': (False,),
     'fused_window_process': (False,),
 }
 # Names that only the authors' code has, which mmdet 2.x and its forks took over.

@@ -85,6 +85,7 @@ class SwinBackbone(nn.Module):
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is a kernel on GPUs where a trial finds it right, and
             torch's attention elsewhere.
+            Gradients of gradients, as of a gradient penalty, need 'reference' if a position bias is frozen.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
@@ -280,11 +281,7 @@ class SwinBackbone(nn.Module):
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
         outs = self.forward_stages(img)
-        maps = []
-        for stage in self.out_indices:
-            norm = getattr(self, f'norm{stage}')
-            maps.append(to_maps(norm(outs[stage])))
-        return tuple(maps)
+        return self.output_maps(outs)
 
     def forward_stages(self, img: Tensor) -> list[Tensor]:
         """Return the map of every stage, (B, H_i, W_i, C_i), before the output norms."""
@@ -294,6 +291,14 @@ class SwinBackbone(nn.Module):
             out, x = stage(x)
             outs.append(out)
         return outs
+
+    def output_maps(self, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the normalised maps, (B, C_i, H_i, W_i), of the output stages, given those of all stages."""
+        maps = []
+        for stage in self.out_indices:
+            norm = getattr(self, f'norm{stage}')
+            maps.append(to_maps(norm(outs[stage])))
+        return tuple(maps)
 
     def embed(self, img: Tensor) -> Tensor:
         """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""

@@ -90,10 +90,13 @@ class CosineWindowAttention(WindowAttention):
         """Split x into heads and scale each to length 1, (B, H, W, A, D), in float32 or higher precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         heads = x.unflatten(-1, (self.num_heads, -1)).to(dtype)
-        # As F.normalize, which has no second derivatives at zero, the query and key of a padding token.
         # A product, because LiteRT's converter takes no power of five axes.
         squares = (heads * heads).sum(-1, keepdim=True)
-        return heads / squares.clamp(min=1e-24).sqrt()
+        # The key of a padding token is 0. It has no direction and no gradient: the derivative of F.normalize, 1e12
+        # there, is infinite in float16.
+        is_zero = squares < 1e-24
+        factors = squares.masked_fill(is_zero, 1.0).rsqrt().masked_fill(is_zero, 0.0)
+        return heads * factors
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         trained = self.pretrained_window_size or window

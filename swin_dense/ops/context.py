@@ -20,8 +20,8 @@ def is_exporting() -> bool:
 
 
 def is_recording() -> bool:
-    """Return whether an exporter or torch.compile is recording a graph, which must be valid for other sizes."""
-    return compat.is_compiling() or is_exporting()
+    """Return whether torch.compile or an exporter is recording a graph, which must be valid for other sizes."""
+    return compat.is_compiling() or torch.jit.is_tracing()
 
 
 def is_transformed() -> bool:
@@ -37,8 +37,8 @@ def needs_reference(x: Tensor) -> bool:
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
-    is_in_mode = any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
-    return x.is_cpu and (is_in_mode or _get_current_dispatch_mode() is not None)
+    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    return x.is_cpu and (bool(modes) or _get_current_dispatch_mode() is not None)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

@@ -168,6 +168,22 @@ def test_any_module_may_embed_the_patches():
         model([1])
 
 
+def test_parameters_may_be_converted_when_the_patch_embedding_runs():
+    """As FSDP2 does, whose parameters are in float32 until then."""
+    model = make().bfloat16()
+    expected = model(make_image().bfloat16())
+    model.patch_embed.float()
+    model.patch_embed.register_forward_pre_hook(lambda module, args: module.bfloat16() and None)
+    assert_same(model(make_image().bfloat16()), expected, rtol=0.1, atol=0.1)
+
+
+def test_an_error_of_the_patch_embedding_that_is_not_about_dtypes_is_raised():
+    model = make()
+    model.patch_embed.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError('out of memory')))
+    with pytest.raises(RuntimeError, match='out of memory'):
+        model(make_image())
+
+
 def test_the_window_size_is_fixed():
     model = make()
     with pytest.raises(AttributeError, match='window_size'):
