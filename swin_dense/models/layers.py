@@ -134,9 +134,9 @@ class DropPath(nn.Module):
         if not self.training or self.drop_prob == 0.0:
             return x
         keep_prob = 1.0 - self.drop_prob
-        factors = x.new_zeros(x.shape[0], 1, 1, 1)
-        if keep_prob > 0.0:  # not F.dropout, for which torch.compile draws other numbers than eager mode
-            factors.bernoulli_(keep_prob)
+        # Not F.dropout, for which torch.compile draws other numbers than eager mode.
+        factors = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep_prob)
+        if keep_prob > 0.0:
             factors.div_(keep_prob)
         return x * factors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -60,19 +60,29 @@ def window_attention(
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.window_attention(x, project, relative_bias, spec, attn_drop)
-    dropout = attn_drop.p if attn_drop.training else 0.0
-    attend = gathered.window_attention
-    if backend == 'triton' or (backend == 'auto' and x.is_cuda):
-        attend = _attention_on_gpu(x, spec, dropout, backend)
-    return attend(x, project, relative_bias, spec, dropout)
+    dropout: Any = attn_drop.p if attn_drop.training else 0.0
+    if x.is_cuda or backend == 'triton':
+        return _attention_on_gpu(x, project, relative_bias, spec, dropout, backend)
+    return gathered.window_attention(x, project, relative_bias, spec, dropout)
 
 
-def _attention_on_gpu(x: Tensor, spec: WindowSpec, dropout: float, backend: str) -> Callable[..., Tensor]:
+def _attention_on_gpu(
+    x: Tensor,
+    project: reference.Projection,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float,
+    backend: str,
+) -> Tensor:
+    if backend == 'sdpa':
+        return gathered.window_attention(x, project, relative_bias, spec, dropout)
     # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
     from swin_dense.ops.triton import attention as triton
 
     if backend == 'triton':
-        return triton.window_attention
+        return triton.window_attention(x, project, relative_bias, spec, dropout)
     from swin_dense.ops.triton import choice
 
-    return triton.attend if choice.is_kernel(x, spec, dropout) else gathered.window_attention
+    if choice.is_kernel(x, spec, dropout):
+        return triton.attend(x, project, relative_bias, spec)
+    return gathered.window_attention(x, project, relative_bias, spec, dropout)

@@ -41,13 +41,6 @@ def needs_reference(x: Tensor) -> bool:
     return x.is_cpu and (bool(modes) or _get_current_dispatch_mode() is not None)
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of a linear layer's output for ``x`` on a CUDA device, where autocast may choose it."""
-    if compat.is_autocast_enabled('cuda') and x.dtype != torch.float64:
-        return compat.get_autocast_dtype('cuda')
-    return x.dtype
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
     hooks = (

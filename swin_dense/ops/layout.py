@@ -15,11 +15,8 @@ from swin_dense.ops.windows import Pair, window_grid
 
 def pad_to_patches(img: Tensor, side: int) -> Tensor:
     """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
-    _, _, height, width = img.shape
-    rows, columns = window_grid(height, width, (side, side))
-    right = columns * side - width
-    bottom = rows * side - height
-    return F.pad(img, (0, right, 0, bottom))
+    rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
+    return _pad(img, rows * side, columns * side, axis=2)
 
 
 def pad_to_windows(x_BHWC: Tensor, window: Pair) -> Tensor:
@@ -63,14 +60,15 @@ def _with_copies(x_BHWC: Tensor, stride: int, grid: Pair) -> Tensor:
     return x_BHWC.index_select(1, row.flatten()).index_select(2, column.flatten())
 
 
-def _pad(x_BHWC: Tensor, height: int, width: int) -> Tensor:
-    """Pad a map with zeros at the right and bottom to a size."""
-    bottom = height - x_BHWC.shape[1]
-    right = width - x_BHWC.shape[2]
+def _pad(x: Tensor, height: int, width: int, axis: int = 1) -> Tensor:
+    """Pad with zeros at the right and bottom to a size; ``axis`` is that of the height, 1 for (B, H, W, C)."""
+    bottom = height - x.shape[axis]
+    right = width - x.shape[axis + 1]
     # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
     if not context.is_recording() and bottom == right == 0:
-        return x_BHWC
-    return F.pad(x_BHWC, (0, 0, 0, right, 0, bottom))
+        return x
+    channels = (0, 0) * (2 - axis)
+    return F.pad(x, (*channels, 0, right, 0, bottom))
 
 
 def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:

@@ -16,6 +16,7 @@ from swin_dense import ops
 from swin_dense.ops import context, gathered, reference
 from swin_dense.ops.triton import attention, choice, gpu
 from swin_dense.ops.windows import WindowSpec
+from swin_dense.utils import compat
 from tests.ops.devices import needs_interpreter, run_python
 
 CPU = torch.device('cpu')
@@ -128,7 +129,8 @@ def test_the_kernel_passes_its_trial(window):
 @pytest.mark.usefixtures('_supported')
 def test_the_same_fault_of_many_kernels_is_one_warning(monkeypatch):
     monkeypatch.setattr(attention, 'forward', fails(NO_COMPILER))
-    with pytest.warns(UserWarning, match='C compiler') as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
         for dtype in gpu.DTYPES:
             assert not choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
     assert len(caught) == 1
@@ -152,9 +154,9 @@ def test_each_kernel_is_tried_once(monkeypatch):
 
 
 def test_autocast_chooses_the_dtype(monkeypatch):
-    monkeypatch.setattr(context.compat, 'is_autocast_enabled', lambda device_type: device_type == 'cuda')
-    monkeypatch.setattr(context.compat, 'get_autocast_dtype', lambda device_type: torch.bfloat16)
-    dtypes = [context.product_dtype(MAP.to(dtype)) for dtype in (torch.float32, torch.float16, torch.float64)]
+    monkeypatch.setattr(compat, 'is_autocast_enabled', lambda device_type: device_type == 'cuda')
+    monkeypatch.setattr(compat, 'get_autocast_dtype', lambda device_type: torch.bfloat16)
+    dtypes = [choice.product_dtype(MAP.to(dtype)) for dtype in (torch.float32, torch.float16, torch.float64)]
     assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float64]
 
 

@@ -61,6 +61,8 @@ def test_images_are_padded_to_whole_patches(size, side):
 def test_what_needs_no_padding_is_not_copied():
     x = torch.rand(1, 8, 12, 3)
     assert layout.pad_to_windows(x, (4, 3)) is x
+    img = torch.rand(1, 3, 8, 12)
+    assert layout.pad_to_patches(img, 4) is img
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Compare window plans with rolling and partitioning a map of indices, and test their cache."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_dense.ops.gathered import MAX_PLANS, cached_plan, plan_windows
+from swin_dense.ops import gathered
+from swin_dense.ops.gathered import MAX_PLANS, cached_plan, gpu_plan, plan_windows
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
-GEOMETRY = (14, 21, (7, 7), (3, 3), CPU)
+GEOMETRY = ((2, 14, 21), (7, 7), (3, 3), CPU)
 
 
 @st.composite
@@ -19,27 +22,31 @@ def geometries(draw):
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
     rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     padding = draw(st.integers(0, window[0] - 1)), draw(st.integers(0, window[1] - 1))
-    return rows * window[0] - padding[0], columns * window[1] - padding[1], window, shift
+    batch = draw(st.integers(1, 3))
+    return (batch, rows * window[0] - padding[0], columns * window[1] - padding[1]), window, shift
 
 
 @settings(max_examples=200)
 @given(geometries())
 def test_plans_equal_rolling_and_partitioning(geometry):
-    height, width, window, shift = geometry
+    (batch, height, width), window, shift = geometry
     padded = height + -height % window[0], width + -width % window[1]
-    raster = torch.arange(padded[0] * padded[1]).view(padded)
-    tokens_NT = partition(raster[None, :, :, None], window, shift)[0, :, :, 0]
+    raster = torch.arange(batch * padded[0] * padded[1]).view(batch, *padded)
+    tokens_BNT = partition(raster[..., None], window, shift)[..., 0]
     regions_NT = region_ids(*padded, window, shift)
     masks_NTT = REGION_PENALTY * (regions_NT[:, :, None] != regions_NT[:, None]).float()
-    expected = {tuple(tokens.tolist()): mask for tokens, mask in zip(tokens_NT, masks_NTT, strict=True)}
+    expected = {
+        tuple(tokens.tolist()): mask
+        for tokens_NT in tokens_BNT
+        for tokens, mask in zip(tokens_NT, masks_NTT, strict=True)
+    }
 
     plan = plan_windows(*geometry, CPU)
-    assert plan.size == (height, width)
     assert plan.token_of_slot.dtype == plan.slot_of_token.dtype == torch.int32
-    assert torch.equal(plan.token_of_slot[plan.slot_of_token], raster[:height, :width].flatten().int())
+    assert torch.equal(plan.token_of_slot.flatten()[plan.slot_of_token], raster[:, :height, :width].int())
     for group, mask in zip(plan.token_of_slot.split(plan.groups), plan.masks, strict=True):
-        for window_ in group.view(-1, window[0] * window[1]).tolist():
-            assert torch.equal(mask, expected.pop(tuple(window_)))
+        for tokens in group.tolist():
+            assert torch.equal(mask[0], expected.pop(tuple(tokens)))
     assert not expected
     assert len(plan.groups) <= 4  # of the middle, the last row, the last column and the last corner
 
@@ -48,7 +55,7 @@ def test_plans_are_cached_within_limits():
     plan = cached_plan(*GEOMETRY)
     assert cached_plan(*GEOMETRY) is plan
     for rows in range(MAX_PLANS):
-        cached_plan(7 * rows + 7, 7, (7, 7), (3, 3), CPU)
+        cached_plan((1, 7 * rows + 7, 7), (7, 7), (3, 3), CPU)
     assert cached_plan.cache_info().currsize == MAX_PLANS
     assert cached_plan(*GEOMETRY) is not plan
 
@@ -59,8 +66,63 @@ def test_a_plan_does_not_depend_on_where_it_was_made(context):
     cached_plan.cache_clear()
     with context:
         plan = cached_plan(*GEOMETRY)
-    tables = (plan.token_of_slot, plan.slot_of_token, *plan.masks)
-    others = (expected.token_of_slot, expected.slot_of_token, *expected.masks)
+    tables = (plan.token_of_slot, plan.slot_of_token, plan.masks)
+    others = (expected.token_of_slot, expected.slot_of_token, expected.masks)
     for ours, wanted in zip(tables, others, strict=True):
         assert not ours.is_inference()
         assert torch.equal(ours, wanted)
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Return a function that begins or ends the capture of a CUDA graph; without a GPU, the cache is that of a CPU."""
+    monkeypatch.setattr(gathered, '_gpu_plans', {})
+    monkeypatch.setattr(gathered, '_captured_plans', {})
+
+    def capture(is_capturing):
+        monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: is_capturing)
+
+    capture(False)
+    return capture
+
+
+def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
+    """Windows of 7 x 7 have 49 tokens, and rows of 56 numbers."""
+    masks = torch.randn(4, 3, 49, 49)
+    aligned = gathered._with_aligned_rows(masks)
+    assert torch.equal(aligned, masks)
+    assert aligned.stride() == (3 * 49 * 56, 49 * 56, 56, 1)
+    eights = torch.zeros(1, 3, 64, 64)
+    assert gathered._with_aligned_rows(eights) is eights
+
+
+@pytest.mark.usefixtures('capture')
+def test_groups_on_a_gpu_have_limits(monkeypatch):
+    monkeypatch.setattr(gathered, 'MAX_WINDOWS', 3)
+    plan, whole = gpu_plan(*GEOMETRY), cached_plan(*GEOMETRY)
+    assert whole.groups == [4, 2, 4, 2]
+    assert plan.groups == [3, 1, 2, 3, 1, 2]
+    assert torch.equal(plan.masks, whole.masks[[0, 0, 1, 2, 2, 3]])
+
+
+def test_a_plan_that_a_cuda_graph_reads_is_never_freed(capture):
+    """Plans of 64 other geometries fill the cache after the capture; the memory of the graph's plan must stay."""
+    plan, other = (gpu_plan((batch, 14, 21), (7, 7), (3, 3), CPU) for batch in (1, 2))
+    capture(True)
+    assert gpu_plan((1, 14, 21), (7, 7), (3, 3), CPU) is plan
+    memory, others_memory = weakref.ref(plan.token_of_slot), weakref.ref(other.token_of_slot)
+    del plan, other
+    capture(False)
+    for rows in range(MAX_PLANS):
+        gpu_plan((1, rows + 1, 7), (7, 7), (3, 3), CPU)
+        assert len(gathered._gpu_plans) <= MAX_PLANS
+    assert memory() is not None
+    assert others_memory() is None
+
+
+def test_a_plan_made_during_a_capture_is_not_cached(capture):
+    """Its tensors have no values before the graph is replayed."""
+    capture(True)
+    first, second = (gpu_plan(*GEOMETRY) for _ in range(2))
+    assert first is not second
+    assert not gathered._gpu_plans

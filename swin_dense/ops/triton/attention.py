@@ -4,7 +4,7 @@ The kernels read the output of the qkv layer and write the input of the projecti
 write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
 fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
 
-The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. In eager mode they are called by an autograd function,
+The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. In eager mode an autograd function calls them,
 because a call of a registered operator takes longer than the launch of a kernel. ``torch.compile`` records two
 operators, which it treats as opaque.
 """
@@ -80,9 +80,8 @@ def attend(
     project: Projection,
     relative_bias: Tensor | None,
     spec: WindowSpec,
-    dropout: float = 0.0,
 ) -> Tensor:
-    """Do the same where it is known that the kernel can run; ``dropout`` is 0."""
+    """Do the same without dropout, where it is known that the kernel can run."""
     qkv = project(layout.pad_to_windows(x, spec.window))
     tokens = spec.window[0] * spec.window[1]
     bias_shape = (spec.num_heads, tokens, tokens)
@@ -208,7 +207,7 @@ class _Attention(torch.autograd.Function):
 
     forward = staticmethod(forward)
     setup_context = staticmethod(_save_for_backward)
-    backward = staticmethod(once_differentiable(_gradients))
+    backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]
 
 
 _forward_operator = compat.custom_op(

@@ -10,14 +10,15 @@ from __future__ import annotations
 import subprocess
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from swin_dense.ops import context, reference
+from swin_dense.ops import reference
 from swin_dense.ops.triton import attention, gpu
 from swin_dense.ops.windows import Pair, WindowSpec
+from swin_dense.utils import compat
 
 # The largest allowed error, relative to the largest value: eight times the rounding of low precision. In float32 it is
 # less than the error of products in TF32.
@@ -45,13 +46,19 @@ def is_kernel(x: Tensor, spec: WindowSpec, dropout: float) -> bool:
     # Subclasses have operations of their own, and modes such as FlopCounterMode count those of torch.
     if type(x) is not Tensor or dropout > 0 or attention.must_call_operators():
         return False
-    dtype = context.product_dtype(x)
-    trial = Trial(x.device, dtype, x.shape[3] // spec.num_heads, spec.window, torch.is_grad_enabled())
+    trial = Trial(x.device, product_dtype(x), x.shape[3] // spec.num_heads, spec.window, torch.is_grad_enabled())
     if trial not in _reasons:
         if torch.cuda.is_current_stream_capturing():
             return False  # a graph cannot wait for the result of a trial
         _reasons[trial] = _reason_against(trial)
     return _reasons[trial] is None
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a linear layer's output for ``x`` on a CUDA device, where autocast may choose it."""
+    if compat.is_autocast_enabled('cuda') and x.dtype != torch.float64:
+        return compat.get_autocast_dtype('cuda')
+    return x.dtype
 
 
 def _reason_against(trial: Trial) -> str | None:
@@ -122,7 +129,7 @@ def largest_error(trial: Trial) -> float:
     expected += torch.autograd.grad(expected[0], leaves, grad)
 
     inputs = qkv.detach().to(trial.device, trial.dtype), bias.detach().to(trial.device)
-    settings = heads, spec.window, spec.shift, spec.scale, size
+    settings: Any = (heads, spec.window, spec.shift, spec.scale, size)
     out, lse = attention.forward(*inputs, *settings)
     found = [out]
     if trial.has_gradients:
