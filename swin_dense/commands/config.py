@@ -93,6 +93,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     """Return the config for the user's data, and notes on the data."""
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
+    from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.classes import ignore_values, map_values
     from swin_dense.workbench.configs.layouts import class_names, find_places, split_data
@@ -112,6 +113,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     own_data(config, args.data_root, classes, places)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
+    check_channels(config)
     # After the settings, which number the steps of the recipe's pipelines.
     if args.mask_values is not None:
         map_values(config, _numbers('--mask-values', args.mask_values))
