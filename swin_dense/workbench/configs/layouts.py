@@ -70,6 +70,7 @@ def _detection(root: Path) -> dict[str, str]:
             for place, value in ((f'{part}_ann', f'{name}/{_ROBOFLOW}'), (f'{part}_images', name))
         }
     files = [*root.glob('*.json'), *root.glob('annotations/*.json')]
+    files = [file for file in files if not file.name.endswith(('.train.json', '.val.json'))]  # of an earlier split
     if len(files) != 1:
         return {}
     images = read_coco(files[0])['images']

@@ -538,6 +538,15 @@ def test_masks_without_a_split_are_split(tmp_path, folders):
     ]
 
 
+def test_data_are_split_again_beside_the_files_of_a_split(tmp_path):
+    root, arguments = fruit(tmp_path, count=10)
+    pascal_voc(root)
+    (root / 'annotations/instances_val2017.json').unlink()
+    for _ in range(2):
+        written(root, *arguments, '--val-share', '0.2')
+        assert len(json.loads((root / 'mine.val.json').read_text())['images']) == 2
+
+
 def test_a_split_that_cannot_be_used_leaves_no_file(tmp_path, capsys):
     root, named = fruit(tmp_path, count=10)
     cvat(root)
