@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='X',
         help='share of the training data to hold out for validation, such as 0.2; the names are written beside --out',
     )
-    parser.add_argument('--classes', metavar='A,B,C', help='names of your classes, in the order of your labels')
+    parser.add_argument(
+        '--classes',
+        metavar='A,B,C',
+        help='names of your classes, in the order of your labels; or a .txt file with a name per line, or the .json '
+        'file of annotations with all of them',
+    )
     parser.add_argument('--ignore', metavar='N,M', help='further values in masks to ignore, besides 255')
     parser.add_argument(
         '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
@@ -88,13 +93,15 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     """Return the config for the user's data, and notes on the data."""
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
+    from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
-    from swin_dense.workbench.configs.layouts import find_places, split_data
+    from swin_dense.workbench.configs.classes import ignore_values, map_values
+    from swin_dense.workbench.configs.layouts import class_names, find_places, split_data
     from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
 
     check_form(config)
     notes = []
-    classes = None if args.classes is None else args.classes.split(',')
+    classes = None if args.classes is None else class_names(args.classes)
     places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
     if args.data_root is not None and not places:
         places = find_places(config, args.data_root, args.val_share is not None)
@@ -103,10 +110,15 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
         if args.out is None:
             raise ValueError('--val-share needs --out, beside which it writes the images of each part')
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
-    values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
-    own_data(config, args.data_root, classes, places, *values)
+    own_data(config, args.data_root, classes, places)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
+    check_channels(config)
+    # After the settings, which number the steps of the recipe's pipelines.
+    if args.mask_values is not None:
+        map_values(config, _numbers('--mask-values', args.mask_values))
+    if args.ignore is not None:
+        ignore_values(config, _numbers('--ignore', args.ignore))
     notes += find_endings(config)
     there = [split for split in SPLITS if not missing_data(config, [split])]
     notes += check_data(config, there, args.check_images)
@@ -117,8 +129,8 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     return config, notes
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     try:
-        return [int(number) for number in text.split(',')] if text is not None else []
+        return [int(number) for number in text.split(',')]
     except ValueError:
         raise ValueError(f'{option} must be whole numbers such as 11 or 11,12, got {text!r}') from None

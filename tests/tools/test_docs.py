@@ -45,7 +45,7 @@ SHORT = {
     'fruit.py': 'train_cfg.max_epochs=1 train_cfg.val_interval=1 param_scheduler.1.end=1 '
     'default_hooks.checkpoint.interval=1',
     'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
-    '"train_dataloader.dataset.pipeline.3.crop_size=(64,64)"',
+    '"train_dataloader.dataset.pipeline.2.crop_size=(64,64)"',
 }
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 

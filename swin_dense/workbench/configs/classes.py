@@ -13,9 +13,9 @@ from swin_dense.workbench.configs.parts import class_count, datasets, dicts, is_
 def set_classes(config: Config, names: Sequence[str]) -> None:
     """Replace the classes of a config in heads, class weights of losses, and data sets."""
     is_detector = config.default_scope == 'mmdet'
-    classes = tuple(name.strip() for name in names)
-    if not all(classes) or len(set(classes)) < len(classes):
-        raise ValueError(f'classes must be distinct names, got {",".join(classes)!r}')
+    classes = tuple(names)
+    if '' in classes or len(set(classes)) < len(classes):
+        raise ValueError(f'classes must be distinct names, got {",".join(map(str, classes))!r}')
     if not is_detector and len(classes) < 2:
         raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {classes[0]!r}')
     old_count = class_count(config.model)
@@ -80,9 +80,13 @@ def _count_of_masks(config: Config, option: str) -> int:
 
 
 def _insert_step(config: Config, step: dict[str, Any]) -> None:
-    """Insert a transform behind the first of every pipeline, in place of one of its type."""
+    """Insert a transform before the masks are loaded in every pipeline, in place of one of its type."""
     for pipeline in pipelines(list(config.values())):
-        pipeline[1:] = [step, *(part for part in pipeline[1:] if part.get('type') != step['type'])]
+        pipeline[:] = [part for part in pipeline if part.get('type') != step['type']]
+        kinds = [part.get('type') for part in pipeline]
+        # Test-time augmentation loads masks inside of a step.
+        position = kinds.index('LoadAnnotations') if 'LoadAnnotations' in kinds else 1
+        pipeline.insert(position, step)
 
 
 def _class_weight(weights: Any, old_count: int, count: int) -> Any:

@@ -6,6 +6,7 @@ mmdet leaves out boxes, or raises an error without a name in the middle of a tra
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -22,9 +23,18 @@ from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.images import absent_files, check_decodable, chosen, size_of, some
 from swin_dense.workbench.configs.own_data import below, endings_in
 from swin_dense.workbench.configs.parts import class_count
+from swin_dense.workbench.configs.segmentations import is_in_place, is_mask, is_readable
 
 _SAMPLED = 1000  # headers that are read, evenly spaced
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
+# Entries that each section needs, and their types.
+_WORDS = {int: 'a whole number', str: 'text'}
+_IDS = (int, str)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    'images': {'id': _IDS, 'file_name': (str,)},
+    'categories': {'id': _IDS, 'name': _IDS},
+    'annotations': {'id': _IDS, 'image_id': _IDS, 'category_id': _IDS},
+}
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
 _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 
@@ -50,7 +60,7 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
     def refuse(kind: str, found: Sequence[Any], advice: str, is_wrong: Callable[[Any], Any]) -> None:
         wrong = [one for one in found if is_wrong(one)]
         if wrong:
-            first = {key: value for key, value in wrong[0].items() if key != 'segmentation'}
+            first = _shown(wrong[0])
             raise ValueError(f'{path}: {len(wrong)} of {len(found)} {kind} are wrong, such as {first}: {advice}')
 
     refuse('images', entries, 'write height and width in pixels', lambda one: not _are_numbers(one, 'height', 'width'))
@@ -58,20 +68,24 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
         raise ValueError(f'{path} has {len(entries)} images with {len(images)} ids; number them anew')
     if not annotations and not is_evaluated:
         raise ValueError(f'{path} has no annotations, so there is nothing to train with')
-    known, times = {one['id'] for one in content['categories']}, Counter(one.get('id') for one in annotations)
+    known, times = {one['id'] for one in content['categories']}, Counter(one['id'] for one in annotations)
     rules: dict[str, Callable[[Any], Any]] = {
-        'no image has this image_id (1 and "1" are different)': lambda one: one.get('image_id') not in images,
-        'no category has this category_id (1 and "1" are different)': lambda one: one.get('category_id') not in known,
+        'no image has this image_id (1 and "1" are different)': lambda one: one['image_id'] not in images,
+        'no category has this category_id (1 and "1" are different)': lambda one: one['category_id'] not in known,
         'bbox must be x, y, width and height': lambda one: not _is_box(one.get('bbox')),
         'write the area; width times height is enough': lambda one: not _are_numbers(one, 'area'),
-        'number the annotations from 1, each differently': lambda one: times[one.get('id')] > 1,
+        'number the annotations from 1, each differently': lambda one: times[one['id']] > 1,
     }
     if is_evaluated:
-        rules['pycocotools needs whole numbers as ids'] = lambda one: type(one.get('id')) is not int
+        rules['pycocotools needs whole numbers as ids'] = lambda one: type(one['id']) is not int
         rules['write iscrowd, 0 for a single object'] = lambda one: one.get('iscrowd') is None
     if needs_masks:
         advice = 'this recipe needs masks, as lists of polygons or RLE of the size of the image; use one without masks'
-        rules[f'{advice}: `swin-dense zoo detection`'] = lambda one: not _is_mask(one, images[one['image_id']])
+        advice_on_numbers = 'write polygons as finite numbers, RLE as lengths that sum to height times width'
+        advice_on_place = 'the mask covers nothing, or lies elsewhere than bbox; write pixels, not shares of the image'
+        rules[f'{advice}: `swin-dense zoo detection`'] = lambda one: not is_mask(one, images[one['image_id']])
+        rules[advice_on_numbers] = lambda one: not is_readable(one, images[one['image_id']])
+        rules[advice_on_place] = lambda one: not is_in_place(one, images[one['image_id']])
     for advice, is_wrong in rules.items():
         refuse('annotations', annotations, advice, is_wrong)
     kept = [one for one in annotations if one['category_id'] in used]
@@ -91,14 +105,24 @@ def read_coco(path: Path) -> Any:
         )
     try:
         content = json.loads(path.read_bytes())
-        for key, needed in (('images', ('id', 'file_name')), ('categories', ('id', 'name'))):
-            for entry in content[key]:
-                for name in needed:
-                    hash(entry[name])  # raises if it is missing, or a list or dict
-        return content
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f'{type(error).__name__}: {error}'
-        raise ValueError(f'{path} cannot be read as COCO annotations ({reason})') from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'{path} cannot be read as JSON ({error})') from error
+    for section, fields in _FIELDS.items():
+        entries = content.get(section) if isinstance(content, dict) else None
+        if entries is None and section == 'annotations':
+            continue
+        if not isinstance(entries, list):
+            raise ValueError(f'{path} is no file of annotations in the format of COCO, because it has no {section}')
+        for entry, (name, kinds) in itertools.product(entries, fields.items()):
+            if not isinstance(entry, dict) or not isinstance(entry.get(name), kinds):
+                words = ' or '.join(_WORDS[kind] for kind in kinds)
+                raise ValueError(f'{path}: {name} of each of the {section} must be {words}, got {_shown(entry)}')
+    return content
+
+
+def _shown(entry: Any) -> Any:
+    """Return an entry of a file for a message, without its mask."""
+    return {key: value for key, value in entry.items() if key != 'segmentation'} if isinstance(entry, dict) else entry
 
 
 def _check_categories(path: Path, categories: Sequence[Any], config: Config, dataset: Any) -> set[Any]:
@@ -116,7 +140,7 @@ def _check_categories(path: Path, categories: Sequence[Any], config: Config, dat
         model = '' if len(classes) == count else f', and a model of {count} classes'
         raise ValueError(
             f'{path} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}{model}'
-            f'; give those to train with, such as all of the file: --classes "{",".join(map(str, found))}"'
+            f'; give those to train with, such as all of the file: {_as_option(path, found)}'
         )
     used = [category for category in categories if category['name'] in classes]
     names = [category['name'] for category in used]
@@ -127,10 +151,16 @@ def _check_categories(path: Path, categories: Sequence[Any], config: Config, dat
         )
     if names != list(classes):
         raise ValueError(
-            f'{path} has the classes in the order {",".join(names)}, in which mmdet numbers them, but the config has '
-            f'{",".join(classes)}; give them in the order of the file: --classes "{",".join(names)}"'
+            f'{path} has the classes in the order {",".join(map(str, names))}, in which mmdet numbers them, but the '
+            f'config has {",".join(map(str, classes))}; give them in the order of the file: {_as_option(path, names)}'
         )
     return {category['id'] for category in used}
+
+
+def _as_option(path: Path, names: Sequence[Any]) -> str:
+    """Return the option that gives these classes of a file, or all of it if their names are not plain words."""
+    is_plain = all(isinstance(name, str) and ',' not in name and name == name.strip() for name in names)
+    return f'--classes "{",".join(names)}"' if is_plain else f'--classes "{path}"'
 
 
 def _are_numbers(entry: Any, *keys: str) -> bool:
@@ -139,13 +169,6 @@ def _are_numbers(entry: Any, *keys: str) -> bool:
 
 def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and _are_numbers(dict(enumerate(value)), *range(4))  # type: ignore[arg-type]
-
-
-def _is_mask(annotation: Any, image: Any) -> bool:
-    mask = annotation.get('segmentation')
-    if isinstance(mask, dict):
-        return list(mask.get('size', ())) == [image['height'], image['width']] and 'counts' in mask
-    return bool(mask) and isinstance(mask, list) and all(isinstance(polygon, list) for polygon in mask)
 
 
 def _is_marked(annotation: Any) -> bool:

@@ -18,14 +18,31 @@ from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
 
 _ROBOFLOW = '_annotations.coco.json'
-_MASKS = ('masks', 'annotations', 'labels')
+# Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
+_IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
+_MASKS = ('masks', 'mask', 'annotations', 'annotation', 'labels', 'label', 'segmentationclass')
+
+
+def class_names(text: str) -> list[Any]:
+    """Return the names of classes in an option: a,b,c, or the path of a file.
+
+    A .txt file has a name in each line. Of a .json file of annotations, all categories are taken. Both keep commas,
+    spaces and numbers in names.
+    """
+    path = Path(text)
+    if path.suffix == '.json':
+        return [category['name'] for category in read_coco(path)['categories']]
+    if path.suffix == '.txt':
+        return [line for line in path.read_text(encoding='utf-8-sig').splitlines() if line]
+    return [name.strip() for name in text.split(',')]
 
 
 def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str]:
     """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe.
 
     For detection: Roboflow's, or one file of annotations with its images, as CVAT and Label Studio write them. For
-    segmentation: a folder of images beside one of masks. Unless they are to be split, there must be validation data.
+    segmentation: a folder of images beside one of masks, by their names. Unless they are to be split, there must be
+    validation data.
     """
     root, own = Path(data_root), datasets(config, ['train'])
     is_detector = config.default_scope == 'mmdet'
@@ -35,8 +52,7 @@ def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str
     if is_detector:
         found = _detection(root)
     else:
-        masks = [name for name in _MASKS if (root / name).is_dir() and (root / 'images').is_dir()]
-        found = {'train_images': 'images', 'train_masks': masks[0]} if masks else {}
+        found = _segmentation(root)
     if found and 'val_ann' not in found and not is_split:
         raise ValueError(
             f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth '
@@ -54,13 +70,21 @@ def _detection(root: Path) -> dict[str, str]:
             for place, value in ((f'{part}_ann', f'{name}/{_ROBOFLOW}'), (f'{part}_images', name))
         }
     files = [*root.glob('*.json'), *root.glob('annotations/*.json')]
+    files = [file for file in files if not file.name.endswith(('.train.json', '.val.json'))]  # of an earlier split
     if len(files) != 1:
         return {}
     images = read_coco(files[0])['images']
-    folders = [root, root / 'images', *sorted(root.glob('images/*')), files[0].parent]
+    folders = [root, *sorted(root.glob('*')), *sorted(root.glob('*/*'))]
     folders = [folder for folder in folders if images and (folder / images[0]['file_name']).is_file()]
     places = {'train_ann': files[0], 'train_images': folders[0]} if folders else {}
     return {place: str(path.relative_to(root)) for place, path in places.items()}
+
+
+def _segmentation(root: Path) -> dict[str, str]:
+    names = {path.name.lower(): path.name for path in root.iterdir() if path.is_dir()}
+    images = [names[name] for name in _IMAGES if name in names]
+    masks = [names[name] for name in _MASKS if name in names]
+    return {'train_images': images[0], 'train_masks': masks[0]} if images and masks else {}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from mmengine.config import Config
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
+from swin_dense.workbench.configs.classes import set_classes
 from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 from swin_dense.workbench.configs.standalone import check_form
 
@@ -26,8 +26,6 @@ def own_data(
     data_root: str | None,
     classes: Sequence[str] | None,
     places: Mapping[str, str],
-    ignore: Sequence[int],
-    mask_values: Sequence[int],
 ) -> None:
     """Change a recipe to use a user's own data.
 
@@ -39,8 +37,6 @@ def own_data(
         places: files and folders by their names in ``PLACES``, for data with another layout than COCO or ADE20K. Paths
             are relative to ``data_root``, or to the current folder if ``data_root`` is None or does not contain them.
             Those for 'val' also apply to the test data.
-        ignore: mask values that are no class.
-        mask_values: the value of each class in masks, if it is not the index of the class.
     """
     check_form(config)
     is_detector = config.default_scope == 'mmdet'
@@ -54,10 +50,6 @@ def own_data(
         for dataset in datasets(config):  # find_endings detects them again
             dataset.pop('img_suffix', None)
             dataset.pop('seg_map_suffix', None)
-    if mask_values:
-        map_values(config, mask_values)
-    if ignore:
-        ignore_values(config, ignore)
 
 
 def find_endings(config: Config) -> list[str]:

@@ -5,12 +5,14 @@ The data are in the layouts, and with the oddities, of the tools that people ann
 
 import copy
 import json
+import math
 import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools.mask import encode
 
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.checking import check_data
@@ -69,6 +71,20 @@ def normalised(annotation):
     annotation['bbox'] = [part / SIDE for part in annotation['bbox']]
 
 
+def polygons(change_one):
+    """Return a function that changes every coordinate of the first polygon of every annotation."""
+    return each(lambda one: one.update(segmentation=[[change_one(number) for number in one['segmentation'][0]]]))
+
+
+def rle(mask, side):
+    """Return the RLE of a mask, as the text of pycocotools, for an image of another side."""
+    encoded = encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {'size': [side, side], 'counts': encoded['counts'].decode()}
+
+
+MASK_IS_UNREADABLE = "annotations are wrong, such as .*'id': 0,.*polygons as finite numbers, RLE as lengths that sum"
+MASK_IS_ELSEWHERE = "annotations are wrong, such as .*'id': 0,.*covers nothing, or lies elsewhere than bbox"
+
 # The change of the annotations, the split that is wrong, and what the error says.
 WRONG = {
     "Roboflow's root category": (
@@ -95,6 +111,16 @@ WRONG = {
         first(segmentation={'size': [32, 64], 'counts': [2048]}, iscrowd=1),
         'RLE of the size of the image',
     ),
+    'a list as category_id': (
+        first(category_id=[1]),
+        r"category_id of each of the annotations must be a whole number or text, got .*'category_id': \[1\]",
+    ),
+    'no image_id': (drop('image_id'), "image_id of each of the annotations must be .*, got {'id': 1,"),
+    'no file name': (
+        lambda content: content['images'][2].update(file_name=None),
+        r"file_name of each of the images must be text, got {'id': 2, 'file_name': None",
+    ),
+    'annotations that are none': (lambda content: content['annotations'].append(3), 'annotations must be .*, got 3'),
     'a box of three numbers': (first(bbox=[1, 2, 3]), r"'bbox': \[1, 2, 3\].*bbox must be"),
     'boxes in 0 to 1': (each(normalised), 'leave out all 4 boxes.*not as shares of the image'),
     'corners': (each(corners), r'4 of 4 boxes reach beyond .*none does as \(x1, y1, x2, y2\)'),
@@ -113,6 +139,31 @@ WRONG = {
 }
 
 
+WRONG_MASKS = {
+    'a polygon with NaN': (first(segmentation=[[1, 2, 3, math.nan, 5, 6]]), MASK_IS_UNREADABLE),
+    'an infinite polygon': (first(segmentation=[[1, 2, 3, 4, 5, -math.inf]]), MASK_IS_UNREADABLE),
+    'text in a polygon': (first(segmentation=[[1, 2, 3, '4', 5, 6]]), MASK_IS_UNREADABLE),
+    'RLE of another sum': (first(segmentation={'size': [SIDE, SIDE], 'counts': [10, 5000]}), MASK_IS_UNREADABLE),
+    'RLE with negative lengths': (
+        first(segmentation={'size': [SIDE, SIDE], 'counts': [-10, SIDE * SIDE + 10]}),
+        MASK_IS_UNREADABLE,
+    ),
+    'RLE with text': (first(segmentation={'size': [SIDE, SIDE], 'counts': ['4096']}), MASK_IS_UNREADABLE),
+    'text of RLE of another sum': (first(segmentation=rle(np.eye(48), SIDE)), MASK_IS_UNREADABLE),
+    'text that is no RLE': (first(segmentation={'size': [SIDE, SIDE], 'counts': '\u00e9~'}), MASK_IS_UNREADABLE),
+    'RLE of nothing': (first(segmentation=rle(np.zeros((SIDE, SIDE)), SIDE)), MASK_IS_ELSEWHERE),
+    'polygons in 0 to 1': (polygons(lambda number: number / SIDE), f'4 of 4 {MASK_IS_ELSEWHERE}'),
+    'polygons outside of the image': (polygons(lambda number: number + SIDE), f'4 of 4 {MASK_IS_ELSEWHERE}'),
+    'a polygon beside its box': (first(segmentation=[[50, 50, 60, 50, 60, 60]]), f'1 of 4 {MASK_IS_ELSEWHERE}'),
+    'a polygon that is a line': (first(segmentation=[[10, 14, 10, 30, 10, 20]]), f'1 of 4 {MASK_IS_ELSEWHERE}'),
+    'a polygon of two points': (first(segmentation=[[10, 14, 30, 30]]), f'1 of 4 {MASK_IS_ELSEWHERE}'),
+    'a polygon far beyond the image': (
+        first(segmentation=[[10, 14, 1e9, 30, 10, 30]]),
+        f'1 of 4 {MASK_IS_ELSEWHERE}',
+    ),
+}
+
+
 @pytest.mark.parametrize('case', WRONG)
 @pytest.mark.parametrize('split', ['train', 'val'])
 def test_wrong_annotations_are_one_error(tmp_path, capsys, case, split):
@@ -127,6 +178,39 @@ def test_wrong_annotations_are_one_error(tmp_path, capsys, case, split):
     capsys.readouterr()
     written(tmp_path, *arguments, status=2)
     assert str(caught.value) in capsys.readouterr().err
+
+
+def test_wrong_masks_are_one_error(tmp_path):
+    root, arguments = fruit(tmp_path)
+    config = written(tmp_path, *arguments)
+    before = (root / TRAIN).read_text()
+    for damage, message in WRONG_MASKS.values():
+        (root / TRAIN).write_text(before)
+        change(root, damage, TRAIN)
+        with pytest.raises(ValueError, match=message) as caught:
+            check_data(config, ('train',))
+        assert str(caught.value).startswith(f'{root / TRAIN}: ')
+
+
+def test_masks_that_tools_write_are_read(tmp_path):
+    """RLE as text and as a list, a polygon with a piece of two points, and a box that is wider than its mask."""
+    root, arguments = fruit(tmp_path)
+    mask = np.zeros((SIDE, SIDE))
+    mask[14:30, 10:30] = 1
+    lengths = np.diff(np.flatnonzero(np.diff(mask.T.ravel(), prepend=1 - mask[0, 0], append=2)))
+    segmentations = [
+        rle(mask, SIDE),
+        {'size': [SIDE, SIDE], 'counts': lengths.tolist()},
+        [[10, 14, 30, 14, 30, 30], [10, 14, 12, 14]],
+        [[12, 20, 14, 20, 14, 22]],
+    ]
+
+    def replace(content):
+        for annotation, segmentation in zip(content['annotations'], segmentations, strict=True):
+            annotation['segmentation'] = segmentation
+
+    change(root, replace)
+    check_data(written(tmp_path, *arguments), ('train', 'val'))
 
 
 def test_what_only_an_evaluation_needs(tmp_path):
@@ -265,7 +349,8 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
         assert mask_values(config, split) == [0, 1]
     unmapped = copy.deepcopy(config)
     for split in ('train', 'val'):
-        unmapped[f'{split}_dataloader'].dataset.pipeline.pop(1)
+        pipeline = unmapped[f'{split}_dataloader'].dataset.pipeline
+        pipeline[:] = [step for step in pipeline if step.type != 'MapMaskValues']
     with pytest.raises(ValueError, match='have only the values 0,255'):
         check_data(unmapped, ('train', 'val'))
     # Masks of background and ignored pixels alone may be right.
@@ -314,6 +399,31 @@ def test_a_config_without_classes_of_its_own_has_those_of_coco(tmp_path):
         match=r'has 2 classes, apple, ripe pear, but the config has 80, person, .*, and a model of 2 classes; ',
     ):
         check_data(config, ('train',))
+
+
+@pytest.mark.parametrize('names', [['red, round', 'pear '], ['7', 7], [3, 'pear']])
+def test_names_of_classes_that_only_a_file_can_give(tmp_path, capsys, names):
+    root, arguments = fruit(tmp_path)
+
+    def rename(content):
+        for category, name in zip(content['categories'], names, strict=True):
+            category['name'] = name
+
+    change(root, rename)
+    written(tmp_path, *arguments, status=2)
+    assert f'--classes "{root / TRAIN}"' in capsys.readouterr().err
+    config = written(tmp_path, '--data-root', root, '--classes', root / TRAIN)
+    assert list(config.train_dataloader.dataset.metainfo.classes) == names
+    assert boxes_of(config, 'train') == [0, 1, 0, 1]
+
+
+def test_names_of_classes_in_lines_of_text(tmp_path, capsys):
+    root = make_masks(tmp_path / 'roads')
+    (tmp_path / 'classes.txt').write_text('\ufeffground, grass\r\nroad \n\n', encoding='utf-8')
+    config = written(tmp_path, '--data-root', root, '--classes', tmp_path / 'classes.txt', name=SEGMENTOR)
+    assert list(config.val_dataloader.dataset.metainfo.classes) == ['ground, grass', 'road ']
+    written(tmp_path, '--classes', tmp_path / 'gone.txt', name=SEGMENTOR, status=2)
+    assert 'gone.txt' in capsys.readouterr().err
 
 
 def as_roboflow(root):
@@ -372,13 +482,20 @@ def cvat(root):
     (root / 'train2017').rename(root / 'images/default')
 
 
+def pascal_voc(root):
+    """Write images where Pascal VOC has them, and annotations that were converted."""
+    (root / 'annotations/instances_train2017.json').rename(root / 'voc.json')
+    (root / 'VOC2012').mkdir()
+    (root / 'train2017').rename(root / 'VOC2012/JPEGImages')
+
+
 def half_of_roboflow(root):
     as_roboflow(root)
     for path in (root / 'valid').iterdir():
         path.unlink()
 
 
-@pytest.mark.parametrize('layout', [label_studio, cvat, half_of_roboflow])
+@pytest.mark.parametrize('layout', [label_studio, cvat, pascal_voc, half_of_roboflow])
 def test_detection_data_without_a_split_are_split(tmp_path, capsys, layout):
     root, arguments = fruit(tmp_path, count=10)
     layout(root)
@@ -400,9 +517,10 @@ def test_detection_data_without_a_split_are_split(tmp_path, capsys, layout):
     assert (tmp_path / 'mine.val.json').read_text() == before
 
 
-def test_masks_without_a_split_are_split(tmp_path):
+@pytest.mark.parametrize('folders', [('images', 'masks'), ('image', 'label'), ('JPEGImages', 'SegmentationClass')])
+def test_masks_without_a_split_are_split(tmp_path, folders):
     root = make_masks(tmp_path / 'roads', 10)
-    for kind, name in (('images', 'images'), ('annotations', 'masks')):
+    for kind, name in zip(('images', 'annotations'), folders, strict=True):
         (root / kind / 'training').rename(root / 'moved')
         for path in (root / kind / 'validation').iterdir():
             path.unlink()
@@ -418,6 +536,15 @@ def test_masks_without_a_split_are_split(tmp_path):
     assert [note.partition(':')[2] for note in check_data(config, ('train', 'val'))] == [
         f' {count} masks, one for each image; read the values of {count}' for count in (7, 3)
     ]
+
+
+def test_data_are_split_again_beside_the_files_of_a_split(tmp_path):
+    root, arguments = fruit(tmp_path, count=10)
+    pascal_voc(root)
+    (root / 'annotations/instances_val2017.json').unlink()
+    for _ in range(2):
+        written(root, *arguments, '--val-share', '0.2')
+        assert len(json.loads((root / 'mine.val.json').read_text())['images']) == 2
 
 
 def test_a_split_that_cannot_be_used_leaves_no_file(tmp_path, capsys):

@@ -134,6 +134,25 @@ def test_ignored_values_are_in_every_pipeline_once_also_when_rewritten(tmp_path)
             assert [step['values'] for step in pipeline if step['type'] == 'IgnoreMaskValues'] == [expected]
 
 
+def test_settings_number_the_steps_of_the_recipe_whatever_masks_need(tmp_path):
+    name = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+    root = make_camvid(tmp_path / 'CamVid')
+    arguments = ['--data-root', root, *FOLDERS, '--classes', CAMVID, '--ignore', '11']
+    values = ','.join(map(str, range(11)))
+    settings = [f'{split}_dataloader.dataset.pipeline.1.scale=(640,400)' for split in ('val', 'test')]
+    settings.append('train_dataloader.dataset.pipeline.2.scale=(320,200)')
+    config = write(tmp_path, *arguments, '--mask-values', values, '--set', *settings, name=name)
+    for split, size in (('train', (320, 200)), ('val', (640, 400)), ('test', (640, 400))):
+        pipeline = config[f'{split}_dataloader'].dataset.pipeline
+        (resize,) = [step for step in pipeline if 'Resize' in step.type]
+        assert resize.scale == size
+        kinds = [step.type for step in pipeline]
+        loads = kinds.index('LoadAnnotations')
+        assert kinds[loads - 2 : loads] == ['MapMaskValues', 'IgnoreMaskValues']
+    # In the written config too, the steps of validation before the masks have the numbers of the recipe.
+    assert [config.val_dataloader.dataset.pipeline[index].type for index in (0, 1)] == ['LoadImageFromFile', 'Resize']
+
+
 def test_ignored_values_do_not_affect_samples_without_masks():
     step = TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
     assert step({'img': 1, 'label_map': {3: 4}}) == {'img': 1, 'label_map': {3: 4, 11: 255}}
@@ -162,7 +181,7 @@ def test_ignored_values_do_not_affect_samples_without_masks():
         (
             DETECTOR,
             ['--data-root', '{fruit}', '--train-ann', 'x.json'],
-            r'x\.json cannot be read as COCO annotations \(KeyError',
+            r'x\.json is no file of annotations in the format of COCO, because it has no images',
         ),
     ],
 )

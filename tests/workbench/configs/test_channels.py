@@ -1,0 +1,65 @@
+"""A neck or a head that does not take the maps of the backbone is an error with the setting that mends it."""
+
+import pytest
+from mmengine.config import Config
+
+from swin_dense.commands._main import main
+from swin_dense.workbench.configs.channels import check_channels
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.recipes.files import load_recipe
+from tests.workbench.configs.data import DETECTOR, SEGMENTOR, fruit
+
+CASCADE = 'atss_swin-l-p4-w12_fpn_dyhead_ms-2x_coco'
+MASK2FORMER = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco'
+# A recipe, settings that do not fit it, and what the error says.
+WRONG = [
+    (
+        'mask-rcnn_swin-t-p4-w7_fpn_1x_coco',
+        'model.backbone.embed_dims=24',
+        'model.neck.in_channels is [96, 192, 384, 768], but the maps of the backbone have 24, 48, 96, 192 channels; '
+        'add --set model.neck.in_channels=24,48,96,192',
+    ),
+    (DETECTOR, 'model.backbone.out_indices=1,2,3', 'add --set model.neck.in_channels=64,128,256'),
+    (CASCADE, 'model.backbone.embed_dims=24', 'add --set model.neck.0.in_channels=48,96,192'),
+    (MASK2FORMER, 'model.backbone.embed_dims=24', 'add --set model.panoptic_head.in_channels=24,48,96,192'),
+    (
+        SEGMENTOR,
+        'model.backbone.embed_dims=16',
+        'add --set model.decode_head.in_channels=16,32,64,128 model.auxiliary_head.in_channels=64',
+    ),
+    (SEGMENTOR, 'model.auxiliary_head.in_channels=7', 'model.auxiliary_head.in_channels is 7, but'),
+    (SEGMENTOR, 'model.backbone.out_indices=0,1,2', 'selects maps that the backbone does not return; it returns 3'),
+]
+
+
+@pytest.mark.parametrize(('name', 'setting', 'message'), WRONG)
+def test_the_setting_that_mends_a_model_is_said(name, setting, message):
+    config = load_recipe(name)
+    check_channels(config)
+    merge_settings(config, parse_settings([setting]))
+    with pytest.raises(ValueError, match='the backbone') as caught:
+        check_channels(config)
+    assert message in str(caught.value)
+    _, _, advice = str(caught.value).partition('add --set ')
+    if advice:
+        merge_settings(config, parse_settings(advice.split()))
+        check_channels(config)
+
+
+def test_a_model_with_a_backbone_of_another_package_is_left_to_it():
+    neck = {'type': 'FPN', 'in_channels': [1, 2]}
+    for backbone in ({'type': 'ResNet', 'depth': 50}, {'type': 'Unheard'}, None):
+        check_channels(Config({'default_scope': 'mmdet', 'model': {'backbone': backbone, 'neck': neck}}))
+
+
+def test_config_and_train_say_it_before_anything_is_built(tmp_path, capsys):
+    arguments = [DETECTOR, '--out', str(tmp_path / 'mine.py'), *map(str, fruit(tmp_path)[1])]
+    narrow = 'model.backbone.embed_dims=16'
+    assert main(['config', *arguments, '--set', narrow]) == 2
+    assert 'add --set model.neck.in_channels=16,32,64,128' in capsys.readouterr().err
+    assert not (tmp_path / 'mine.py').exists()
+    assert main(['config', *arguments]) == 0
+    work_dir = tmp_path / 'run'
+    assert main(['train', str(tmp_path / 'mine.py'), '--work-dir', str(work_dir), '--set', narrow]) == 2
+    assert 'add --set model.neck.in_channels=16,32,64,128' in capsys.readouterr().err
+    assert not work_dir.exists()
