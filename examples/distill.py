@@ -3,9 +3,9 @@
     python examples/distill.py photos/ --teacher facebook/dinov2-small --student swin_t --out student.pth
 
 The student keeps its pyramid of strides 4 to 32, and is saved with the names of mmdet. A teacher is any callable that
-returns a map (B, C, h, w) for images (B, 3, H, W). The command takes vision transformers of transformers, such as DINOv2
-and DINOv3; from Python another Swin is `lambda images: swin(images)[-1]`. A licence of the teacher may restrict what you
-do with the student.
+returns a map (B, C, h, w) for images (B, 3, H, W). The command takes vision transformers of transformers, such as
+DINOv2 and DINOv3; from Python another Swin is `lambda images: swin(images)[-1]`. A licence of the teacher may restrict
+what you do with the student.
 
 The loss is 0.9 of the cosine and 0.1 of the smooth L1 distance to standardised features, the weights of AM-RADIO
 (Ranzinger et al., CVPR 2024).
