@@ -8,11 +8,13 @@ Files for other runtimes: export_model, export_detector, export_segmentor.
 Packages with further public names: features, integrations, ops, runtime.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
+from swin_dense.utils.deprecation import GoneModules
 from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
@@ -118,4 +120,5 @@ def _check_mmengine(name: str) -> None:
         ) from error
 
 
+sys.meta_path.append(GoneModules())
 _registration.register_with_mmengine()

@@ -110,6 +110,8 @@ class DType:
         are_bytes = isinstance(data, (bytes, bytearray))
         if not are_bytes or not _are_sizes(shape) or math.prod(shape) * itemsize != len(data):
             raise UnpicklingError(f'the data of an array of type {self.value} do not have the length of its shape')
+        if self.value is not None and self.value.kind == 'U':  # Python fails on other characters
+            bytes(data).decode('utf-32-be' if self.value.str[0] == '>' else 'utf-32-le', 'surrogatepass')
         return bytes(data)
 
 
