@@ -54,6 +54,7 @@ _LABELS = (
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
 OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 _MAX_DEPTH = 32  # of nested dicts
+_LONGEST_NAME = 1000  # characters of a dotted name
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 
 
@@ -124,7 +125,8 @@ def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]
         visits[identity] += 1
         for key, item in value.items() if visits[identity] <= _MAX_VISITS else ():
             is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
-            if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
+            is_name = isinstance(key, str) and key != 'optimizer' and len(name) + len(key) <= _LONGEST_NAME
+            if is_name or (isinstance(key, int) and is_tensor):
                 yield from _values(f'{name}.{key}' if around else str(key), item, (*around, identity), visits)
 
 

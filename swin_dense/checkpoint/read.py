@@ -10,7 +10,6 @@ import glob
 import hashlib
 import json
 import logging
-import os
 import re
 import tempfile
 from base64 import b64encode
@@ -150,11 +149,6 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
             f'{path} asks for {error.wanted}, which no checkpoint needs; nothing was run. '
             'Only if you trust the author of the file, load it with load_checkpoint(..., trust=True); in a config, set '
             'trust=True in init_cfg'
-        )
-    if os.getenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0') != '0' and 'pickle_module' in str(error):
-        return CheckpointError(
-            f'{path} cannot be read while TORCH_FORCE_WEIGHTS_ONLY_LOAD is set; unset it: swin_dense reads files '
-            'without executing code from them'
         )
     with path.open('rb') as file:
         start = file.read(64)

@@ -5,7 +5,6 @@ A name is imported when it is asked for: converting a checkpoint needs no export
 
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.utils.deprecation import former_name
 from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
@@ -19,12 +18,9 @@ _HOMES = {
     'Exported': 'swin_dense.export.verify',
     'export_model': 'swin_dense.export.export',
 }
-_FORMER = {name: f'swin_dense.{name}' for name in ('export_detector', 'export_segmentor')}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        return former_name(__name__, name, _FORMER)
     return public_name(__name__, name, _HOMES)
 
 

@@ -5,9 +5,9 @@ Only this package and the workbench import mmengine at import time.
 
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.hooks import CheckpointHook
 from mmengine.registry import MODELS, Registry
 
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
@@ -15,7 +15,6 @@ from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
-from swin_dense.utils.deprecation import former_name
 
 __all__ = [
     'IgnoreMaskValues',
@@ -43,9 +42,5 @@ for _scope in ('mmpretrain', 'mmcls'):
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')
 
-# Configs that earlier versions wrote contain the former name.
-_FORMER = {'WholeCheckpointHook': 'swin_dense.workbench.checkpoints.WholeCheckpointHook'}
-
-
-def __getattr__(name: str) -> Any:
-    return former_name(__name__, name, _FORMER)
+# The name of mmengine's hook in configs that version 0.3 wrote.
+WholeCheckpointHook = CheckpointHook

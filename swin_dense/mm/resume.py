@@ -1,7 +1,8 @@
 """Let torch load the training checkpoints of mmengine's Runner.
 
 Besides the weights, these checkpoints contain the log history, which ``torch.load`` refuses since torch 2.6, so that
-resume and load_from fail. The classes allowed here hold numbers only; all other classes are still refused.
+resume and load_from fail. What is allowed here for the whole process holds numbers only, and believes no size or flag
+of a file, unlike NumPy's own functions; all other classes are still refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from mmengine.logging import HistoryBuffer
 
 from swin_dense.checkpoint.unpickler import NUMPY_GLOBALS, RefusedError
@@ -18,9 +18,8 @@ from swin_dense.utils import compat
 
 def allow_training_checkpoints() -> None:
     """Add the classes in mmengine's checkpoints to those that ``torch.load(weights_only=True)`` accepts."""
-    dtypes = [type(np.dtype(name)) for name in ('float64', 'float32', 'int64', 'int32', 'bool')]
     of_arrays = [(function, name) for name, function in NUMPY_GLOBALS.items()]
-    compat.add_safe_globals([HistoryBuffer, *dtypes, *of_arrays, (_statistic, 'builtins.getattr')])
+    compat.add_safe_globals([HistoryBuffer, *of_arrays, (_statistic, 'builtins.getattr')])
 
 
 def _statistic(owner: Any, name: str) -> Callable[..., Any]:

@@ -1,21 +1,82 @@
-"""Former public names, which work and warn until they are removed."""
+"""Public names and commands of 0.3.0 that are gone, and what to use instead.
+
+The table 'From 0.3 to 0.4' of the changelog says the same.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import Any
 
+_MMPRETRAIN = 'SimMIM of mmpretrain, whose checkpoints load here, pretrains'
+_EXTRACTOR = 'swin_dense.features.Extractor in Ray Data, datasets or Spark spreads the work over machines'
+_LARGE = 'examples/predict_large.py predicts tiles with rasterio and supervision'
+_WORDS = 'words select recipes, as in `swin-dense zoo panoptic coco swin-l`'
+_IN_PYTHON = 'build the backbone with create_backbone(checkpoint=...), and write the result of export_state_dict'
+_COMPLEXITY = 'examples/complexity.py has the formulas and the plot'
+# By the full name of an object or a module, or by the command line.
+GONE = {
+    'swin_dense.SimMIM': _MMPRETRAIN,
+    'swin_dense.features.unlabelled': _MMPRETRAIN,
+    'swin_dense.mm.HeldOutLoss': _MMPRETRAIN,
+    'swin_dense.mm.ImageNormalizer': _MMPRETRAIN,
+    'swin_dense.mm.PretrainingHook': _MMPRETRAIN,
+    'swin_dense.mm.SimMIMPretrainer': _MMPRETRAIN,
+    'swin_dense.export.export_detector': 'its name is swin_dense.export_detector',
+    'swin_dense.export.export_segmentor': 'its name is swin_dense.export_segmentor',
+    'swin_dense.integrations.detectron2': 'examples/detectron2_swin.py has the backbone for detectron2',
+    'swin_dense.integrations.smp': (
+        "after import swin_dense.integrations.timm, segmentation_models_pytorch takes encoder_name='tu-swin_dense_t'"
+    ),
+    'swin_dense.integrations.torchvision': 'examples/torchvision_mask_rcnn.py has the backbone for torchvision',
+    'swin_dense.integrations.transformers': (
+        "after import swin_dense.integrations.timm, transformers takes TimmBackboneConfig(backbone='swin_dense_t')"
+    ),
+    'swin_dense.runtime.Coco': 'supervision reads and writes COCO, as docs/predictions.md shows',
+    'swin-dense eval': "timm's validate.py measures a classifier that swin_dense.integrations.timm registers",
+    'swin-dense visualize': 'examples/pictures.py draws pyramids, attention, windows and masks; grad-cam, its own maps',
+    'swin-dense convert --arch': _IN_PYTHON,
+    'swin-dense convert --channel-policy': _IN_PYTHON,
+    'swin-dense convert --ema': 'load_checkpoint(..., ema=True), then export_state_dict',
+    'swin-dense convert --final-norm': 'load_checkpoint(..., final_norm=True), then export_state_dict',
+    'swin-dense convert --hash': 'sha256sum names the digest of a file',
+    'swin-dense convert --in-channels': _IN_PYTHON,
+    'swin-dense convert --json': 'load_checkpoint returns the report',
+    'swin-dense convert --source-window-size': 'load_checkpoint(..., window_size=...), then export_state_dict',
+    'swin-dense convert --table-resize': _IN_PYTHON,
+    'swin-dense convert --trust': 'load_checkpoint(..., trust=True), then export_state_dict',
+    'swin-dense convert --window-size': _IN_PYTHON,
+    'swin-dense doctor --again': 'the Triton kernel is tried where it is used',
+    'swin-dense doctor --json': 'its output is text alone',
+    'swin-dense features --format': 'it writes safetensors and a table; numpy writes other formats',
+    'swin-dense features --part-rows': _EXTRACTOR,
+    'swin-dense features --prune': 'it goes on where it stopped; delete the folder to begin anew',
+    'swin-dense features --shard': _EXTRACTOR,
+    'swin-dense flops --arch': _COMPLEXITY,
+    'swin-dense flops --channels': _COMPLEXITY,
+    'swin-dense flops --force': _COMPLEXITY,
+    'swin-dense flops --grid': _COMPLEXITY,
+    'swin-dense flops --out': _COMPLEXITY,
+    'swin-dense flops --window-size': _COMPLEXITY,
+    'swin-dense predict --annotations': 'supervision reads and writes COCO, as docs/predictions.md shows',
+    'swin-dense predict --format': 'supervision reads and writes COCO, as docs/predictions.md shows',
+    'swin-dense predict --overlap': _LARGE,
+    'swin-dense predict --tile': _LARGE,
+    'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
+    'swin-dense zoo --arch': _WORDS,
+    'swin-dense zoo --data': _WORDS,
+    'swin-dense zoo --task': _WORDS,
+}
 
-def former_name(module: str, name: str, names: Mapping[str, str]) -> Any:
-    """Return the object that replaces a former name of a module, and warn; called by the module's ``__getattr__``.
 
-    ``names`` has the full new name by former name, such as {'build': 'swin_dense.create_backbone'}. Another name raises
-    an AttributeError.
-    """
-    if name not in names:
-        raise AttributeError(f'module {module!r} has no attribute {name!r}')
-    owner, _, attribute = names[name].rpartition('.')
-    warnings.warn(f'{module}.{name} will be removed; use {names[name]}', FutureWarning, stacklevel=3)
-    return getattr(import_module(owner), attribute)
+def why_gone(name: str) -> str | None:
+    """Return the error for a name or command of 0.3.0 that is gone, or None if it is not one of these."""
+    return f'{name} was removed in 0.4.0: {GONE[name]}' if name in GONE else None
+
+
+class GoneModules(MetaPathFinder):
+    """Raises the error for the import of something that is gone; it is asked after nothing else was found."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if (reason := why_gone(name)) is not None:
+            raise ImportError(reason, name=name)
