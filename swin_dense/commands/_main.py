@@ -6,6 +6,7 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -38,6 +39,12 @@ GROUPS = {
     'installation': 'this installation',
 }
 _FOLDER = Path(__file__).parent
+# Warnings of mmseg about which a user can do nothing; `export` refuses the heads that it suggests.
+_OF_MMSEG = (
+    '``build_loss`` would be deprecated',
+    'Default ``avg_non_ignore`` is False',
+    'For binary segmentation, we suggest',
+)
 _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without
 
 
@@ -114,6 +121,8 @@ def _print_log() -> None:
     """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
     logging.basicConfig(format='%(message)s')
     warnings.filterwarnings('ignore', module='PIL')
+    for start in _OF_MMSEG:
+        warnings.filterwarnings('ignore', re.escape(start), module='mmseg')
     for library in ('PIL', 'tifffile'):
         logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'export', 'workbench.runtime'):

@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import swin_dense
 from swin_dense.commands._options import add_settings
 from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import packages
+from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.recipes.files import load_recipe
 
@@ -42,6 +44,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
+def add_allow_partial(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        '--allow-partial',
+        action='store_true',
+        help='accept a checkpoint that lacks parameters of the model, or has others; these are random then',
+    )
+
+
 def read_config(args: argparse.Namespace) -> Config:
     """Load the config, and apply ``--set``."""
     packages.require('this command', 'mmengine', 'mmcv')
@@ -51,6 +61,18 @@ def read_config(args: argparse.Namespace) -> Config:
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
     return config
+
+
+@contextmanager
+def checkpoint_file(place: str) -> Iterator[str]:
+    """Yield the path of a checkpoint, downloaded from its address if it is one."""
+    if not is_address(place):
+        yield place
+        return
+    from swin_dense.checkpoint.read import local_file  # imports torch, which --help does not need
+
+    with local_file(place) as path:
+        yield str(path)
 
 
 def config_to_run(args: argparse.Namespace) -> Config:

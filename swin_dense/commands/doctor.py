@@ -1,6 +1,7 @@
 """Check this environment: versions, and what is broken in the installed packages; suggest fixes.
 
-The exit status is 1 if something is broken. A package that is not installed does not count as broken.
+The exit status is 1 if something is broken. A package that is not installed does not count as broken. Without torch,
+only exported models run (`swin-dense predict model.onnx`); that is right if ONNX Runtime or OpenVINO is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
+from swin_dense.utils.choices import RUNTIMES
 from swin_dense.utils.packages import (
     FORKS,
     WITHOUT_COMPILER,
@@ -29,6 +31,7 @@ VERSIONS = {
     'torch': ('2.1', '2.16'),
     'numpy': ('1.26', '3'),
     'pillow': (None, None),
+    'onnxruntime': (None, None),
     'setuptools': (None, '81'),
     'mmengine': ('0.10.7', '0.11'),
     'mmcv': ('2.1.0', '2.2'),
@@ -36,6 +39,8 @@ VERSIONS = {
     'mmsegmentation': ('1.2.2', '1.3'),
     'triton': ('3.6', None),
 }
+# What exported models need besides one of RUNTIMES.
+OF_EXPORTED = ('cv2', 'pycocotools')
 # What is tried: the package without which it is skipped, and code, run in a process of its own.
 PROBES = {
     'backbone': ('torch', 'import torch, swin_dense; b = swin_dense.SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), '
@@ -43,6 +48,7 @@ PROBES = {
     'bfloat16 of this CPU': ('openvino', 'from swin_dense.workbench.runtime import sessions; '
                              'print("in hardware" if sessions.has_bfloat16() else "not in hardware")'),
     'numpy with torch': ('torch', 'import numpy, torch; torch.from_numpy(numpy.ones(1)).numpy()'),
+    'exported models': ('pycocotools', 'from swin_dense import runtime; import cv2, pycocotools.mask'),
     'Pillow': ('PIL', 'import io; from PIL import Image; Image.new("RGB", (8, 8)).save(io.BytesIO(), "png")'),
     'torchvision': ('torchvision', 'import torchvision'),
     'pkg_resources': ('mmengine', 'import pkg_resources'),
@@ -105,7 +111,7 @@ def tried(probe: tuple[str, str]) -> tuple[bool, str]:
     """Run a probe in a separate process, because a broken package can crash or hang; return what it printed."""
     package, code = probe
     if find_spec(package) is None:
-        return package != 'torch', f'{package} is not installed'
+        return package not in required(), f'{package} is not installed'
     command = [sys.executable, '-W', 'ignore', '-c', f'import sys; sys.path[:] = {sys.path!r}; {code}']
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, errors='replace')
@@ -115,6 +121,13 @@ def tried(probe: tuple[str, str]) -> tuple[bool, str]:
         return True, done.stdout.strip().rpartition('\n')[2] or 'ok'
     ended = f'{signal.Signals(-done.returncode).name}. ' if done.returncode < 0 else ''
     return False, ended + done.stderr.strip().rpartition('\n')[2][:300]
+
+
+def required() -> tuple[str, ...]:
+    """Return the packages without which this environment serves nothing."""
+    if find_spec('torch') is None and any(find_spec(runtime) for runtime in RUNTIMES):
+        return OF_EXPORTED
+    return ('torch',)
 
 
 def cure_for(error: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import swin_dense
-from swin_dense.commands._mm import read_config
+from swin_dense.commands._mm import add_allow_partial, read_config
 from swin_dense.commands._options import (
     add_backbone,
     add_normalization,
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--image',
         help='image to compare a whole model on, in which a detector finds something (default: a photo of a woman)',
     )
+    add_allow_partial(parser)
     backbone = parser.add_argument_group('options for a backbone')
     add_backbone(backbone, device='cpu')  # as some files only run on the device that they were recorded on
     backbone.add_argument(
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         if args.model:
             from swin_dense.workbench.export.whole import export_whole
 
-            options = {name: getattr(args, name) for name in ('image', 'opset')}
+            options = {name: getattr(args, name) for name in ('image', 'opset', 'allow_partial')}
             exported = export_whole(config, checkpoint, args.out, **options)
         else:
             exported = _write_backbone(args)
@@ -128,14 +129,15 @@ def check_together(args: argparse.Namespace) -> None:
         others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
         if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
             raise ValueError(
-                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
+                'with a config and a checkpoint only --out, --force, --set, --image, --opset and --allow-partial are '
+                'allowed'
             )
         check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
-    if args.image or args.set:
-        raise ValueError('--image and --set are for a whole model; give CONFIG CHECKPOINT')
+    if args.image or args.set or args.allow_partial:
+        raise ValueError('--image, --set and --allow-partial are for a whole model; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:

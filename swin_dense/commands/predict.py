@@ -1,43 +1,52 @@
 """Run a detector or segmentor on images; write annotated images and JSON.
 
+    swin-dense predict mask-rcnn_swin-t-p4-w7_fpn_1x_coco photo.jpg
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth photo.jpg other.png --out predictions
     swin-dense predict model.onnx photos/ --out predictions
 
-The .onnx file must come from `swin-dense export CONFIG CHECKPOINT --out FILE`; it needs neither torch nor the
-frameworks. For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON
-lists class, score, box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists
-the fraction of pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is
-above 255). With a panoptic model, it lists id, class and fraction of pixels of every segment, and PHOTO.panoptic.png
-contains the ids as COCO does: red + 256 green + 256^2 blue.
+The first argument is the model. The name of a recipe alone stands for its published weights (`swin-dense zoo --weights`
+lists them), which are downloaded once. A config file, or a recipe with other weights, is followed by a checkpoint. The
+second argument is the checkpoint unless it is a folder or ends as images do. An .onnx file must come from `swin-dense
+export CONFIG CHECKPOINT --out FILE`; it needs neither torch nor the frameworks.
 
-Results lie in the subfolders that the images lie in. An image that cannot be read or predicted is named, and the others
-are predicted (exit status 1). For large images in tiles, see examples/predict_large.py.
+For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json; if there is also a PHOTO.png, both keep
+their suffix: PHOTO.jpg.json and PHOTO.png.json. With a detector, the JSON lists class, score, box (x1, y1, x2, y2 in
+pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of pixels of every class, and
+PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255). With a panoptic model, it lists id,
+class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as COCO does: red + 256 green +
+256^2 blue.
+
+Results lie in the subfolders that the images lie in. A file that this command has not written is neither replaced nor
+deleted. An image that cannot be read or predicted is named, and the others are predicted (exit status 1). For large
+images in tiles, see examples/predict_large.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import swin_dense
-from swin_dense.commands._mm import read_config
+from swin_dense.commands._mm import add_allow_partial, checkpoint_file, read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
 from swin_dense.images.listing import is_image, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.atomic import check_free, remove, write_json, written_whole
 from swin_dense.utils.choices import PRECISIONS, RUNTIMES
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
+from swin_dense.workbench.recipes.files import recipe_root
+from swin_dense.workbench.recipes.zoo import published_weights
 
 GROUP = 'models'
 EXTRA = 'mm'
-_ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
-_LARGEST_JPEG = 65500  # pixels of a side
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,15 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'files',
         nargs='+',
         metavar='FILE',
-        help='CONFIG CHECKPOINT IMAGE...: config file or name of a recipe, file or address of the weights of the '
-        'whole model, and image files or folders of images; or MODEL.onnx IMAGE...',
+        help='RECIPE IMAGE..., with the published weights of a recipe; CONFIG CHECKPOINT IMAGE...: config file or name '
+        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file or a '
+        'folder',
     )
     parser.add_argument(
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
     )
     add_force(parser)
-    parser.add_argument('--resume', action='store_true', help='leave out images whose JSON exists')
+    parser.add_argument('--resume', action='store_true', help='leave out images whose results are complete')
     add_settings(parser)
+    add_allow_partial(parser)
     parser.add_argument('--score', type=float, default=0.3, help='omit instances with a lower score (default: 0.3)')
     add_device(parser)
     parser.add_argument('--runtime', choices=RUNTIMES, help='library that runs an .onnx file (default: onnxruntime)')
@@ -62,110 +73,137 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PRECISIONS,
         help='in which --runtime openvino computes; bfloat16 needs a processor that has it (default: float32)',
     )
+    parser.add_argument(
+        '--time', action='store_true', help='print milliseconds per image by step, the median of all images'
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     checks.rate('--score', args.score)
     if args.resume and args.force:
         raise ValueError('--resume keeps results and --force replaces them; leave one of them out')
-    model, images, unread = _files(args)
-    predictor = _predictor(model, args)
+    model, places = _model_and_images(args)
+    images, unread = _found_images(places, args.out)
+    from swin_dense.workbench.runtime.clock import Clock  # imports numpy, which --help does not need
+    from swin_dense.workbench.runtime.folder import ResultFolder
+
+    folder = ResultFolder(args.out)
+    folder.named(images, args.resume, args.force)  # an error before the model is read
+    laps: list[dict[str, float]] = []
     failed = 0
-    for message in unread:
-        print(f'swin-dense predict: {message}', file=sys.stderr)
-    with stop_signals() as received:
-        for image, out in images.items():
+    with _predictor(model, args) as predictor, folder.locked(), stop_signals() as received:
+        for message in unread:
+            print(f'swin-dense predict: {message}', file=sys.stderr)
+        for image, name in folder.named(images, args.resume, args.force).items():
             if received:
                 return 128 + received[0]
-            if args.resume and _file(out, 'json').exists():
-                continue
-            for ending in _ENDINGS:  # of an earlier run
-                remove(_file(out, ending))
+            folder.clear(name)
+            clock = Clock()
             try:
-                prediction = predictor.predict(image)
+                folder.write(image, name, predictor.predict(image, clock))
             except Exception as error:  # the runtimes and frameworks raise exceptions of any type
                 failed += 1
-                if os.environ.get('SWIN_DENSE_TRACEBACK'):
-                    traceback.print_exc()
-                lack = (
-                    'too little memory; examples/predict_large.py predicts tiles: ' if is_out_of_memory(error) else ''
-                )
-                print(f'swin-dense predict: {image}: {lack}{" ".join(str(error).split())}', file=sys.stderr)
+                _print_failure(image, error)
             else:
-                _write(out, prediction)
+                clock.lap('write')
+                laps.append(clock.seconds)
     print(f'{len(images) - failed} of {len(images)} images are in {args.out}')
+    if args.time and laps:
+        print(_times(laps))
     return 1 if failed or unread else 0
 
 
-def _files(args: argparse.Namespace) -> tuple[list[str], dict[str, Path], list[str]]:
-    """Return the files of the model, the images with the path of their results, and what could not be searched."""
-    is_exported = args.files[0].endswith('.onnx')
-    model, places = args.files[: 2 - is_exported], args.files[2 - is_exported :]
-    if not places:
-        raise ValueError('give a config, a checkpoint and images, or an .onnx file and images')
-    if is_exported and (args.device is not None or args.set):
-        raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
+def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return the words of the model, one or two, and those of the images."""
+    model, places = args.files[:1], args.files[1:]
+    is_exported = model[0].endswith('.onnx')
+    if is_exported and (args.device is not None or args.set or args.allow_partial):
+        raise ValueError(
+            '--device, --set and --allow-partial need a config and a checkpoint; an .onnx file runs on the CPU '
+            '(--runtime)'
+        )
     for name in ('runtime', 'precision'):
         if getattr(args, name) is not None and not is_exported:
             raise ValueError(f'--{name} needs an .onnx file')
-    if not is_address(model[-1]):
-        check_file(model[-1])
+    if is_exported:
+        check_file(model[0])
+    elif places and not _is_place_of_images(places[0]):
+        checkpoint = places.pop(0)
+        if not is_address(checkpoint):
+            check_file(checkpoint)
+        model.append(checkpoint)
+    if not places:
+        raise ValueError('give a model and images: RECIPE IMAGE..., CONFIG CHECKPOINT IMAGE... or MODEL.onnx IMAGE...')
+    return model, places
+
+
+def _is_place_of_images(place: str) -> bool:
+    return not is_address(place) and (Path(place).is_dir() or is_image(place))
+
+
+def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the images, with their path in the folder of the results, and what could not be searched."""
     images: dict[str, Path] = {}
     skipped: dict[str, str | None] = {}
     for place in map(Path, places):
         if not place.is_dir():
             check_file(place)
-            images[str(place)] = args.out / place.stem
+            images[str(place)] = Path(place.name)
             continue
-        own = {os.path.realpath(args.out)}
+        own = {os.path.realpath(out)}
         found = sorted(map(Path, walk(str(place), is_image, skipped, own)))
         if not found:
-            raise ValueError(f'the folder {place} contains no images outside of {args.out}')
-        images.update({str(path): args.out / path.relative_to(place).with_suffix('') for path in found})
-    twice = {out for out in images.values() if [*images.values()].count(out) > 1}
-    if twice:
-        raise ValueError(
-            f'several images would be written to {", ".join(map(str, twice))}; write them to other folders'
-        )
-    for out in images.values() if not args.resume else ():
-        for ending in _ENDINGS:
-            check_free(_file(out, ending), args.force)
-    return model, images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
+            raise ValueError(f'the folder {place} contains no images outside of {out}')
+        images.update({str(path): path.relative_to(place) for path in found})
+    return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
 
-def _file(out: Path, ending: str) -> Path:
-    return out.parent / f'{out.name}.{ending}'
-
-
-def _predictor(model: list[str], args: argparse.Namespace) -> Any:
-    """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
-    if len(model) == 1:
+@contextmanager
+def _predictor(model: list[str], args: argparse.Namespace) -> Iterator[Any]:
+    """Yield a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
+    if model[0].endswith('.onnx'):
         runtime, precision = args.runtime or 'onnxruntime', args.precision or 'float32'
-        return swin_dense.runtime.load(model[0], runtime=runtime, score=args.score, precision=precision)
+        yield swin_dense.runtime.load(model[0], runtime=runtime, score=args.score, precision=precision)
+        return
     args.config = model[0]
     config = read_config(args)
+    place = model[1] if len(model) > 1 else _address_of_weights(args.config)
     from swin_dense.commands._backbone import device_of
     from swin_dense.workbench.predict import Predictor
 
-    return Predictor(config, model[1], str(device_of(args)), args.score)
+    with checkpoint_file(place) as checkpoint:
+        if len(model) == 1:
+            print(f'swin-dense predict: the weights of {args.config} from {place} are in {checkpoint}', file=sys.stderr)
+        predictor = Predictor(config, checkpoint, str(device_of(args)), args.score, args.allow_partial)
+    yield predictor
 
 
-def _write(out: Path, prediction: Any) -> None:
-    """Write the results of an image, the JSON last, so that it marks complete results."""
-    import numpy as np
-    from PIL import Image
+def _address_of_weights(recipe: str) -> str:
+    """Return the address of the published weights of a recipe."""
+    if Path(recipe).is_file():
+        raise ValueError(
+            f'{recipe} is a config file, for which no weights are published; give its checkpoint before the images: '
+            f'swin-dense predict {recipe} CHECKPOINT IMAGE...'
+        )
+    address = published_weights(recipe_root(), Path(recipe).name.removesuffix('.py'))
+    if not address:
+        raise ValueError(
+            f'no weights are published for the recipe {recipe}; give a checkpoint before the images, or take a recipe '
+            'with weights (`swin-dense zoo --weights` lists them)'
+        )
+    return address
 
-    pictures = {}
-    if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
-        pictures['painted.jpg'] = prediction.painted
-    if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
-        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
-    if prediction.panoptic is not None:
-        is_segment = np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']])
-        ids = np.where(is_segment, prediction.panoptic, 0)
-        pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for ending, pixels in pictures.items():
-        with written_whole(_file(out, ending)) as unfinished:
-            Image.fromarray(pixels).save(unfinished, quality=95)
-    write_json(_file(out, 'json'), prediction.record)
+
+def _print_failure(image: str, error: Exception) -> None:
+    if os.environ.get('SWIN_DENSE_TRACEBACK'):
+        traceback.print_exception(error)
+    lack = 'too little memory; examples/predict_large.py predicts tiles: ' if is_out_of_memory(error) else ''
+    print(f'swin-dense predict: {image}: {lack}{" ".join(str(error).split())}', file=sys.stderr)
+
+
+def _times(laps: list[dict[str, float]]) -> str:
+    """Return the median of each step, in milliseconds."""
+    steps = {step: statistics.median(lap[step] for lap in laps) for step in laps[0]}
+    whole = statistics.median(sum(lap.values()) for lap in laps)
+    listed = ', '.join(f'{step} {1000 * seconds:.1f}' for step, seconds in {**steps, 'in all': whole}.items())
+    return f'milliseconds per image, the median of {len(laps)}: {listed}'

@@ -9,7 +9,9 @@ import argparse
 from pathlib import Path
 
 from swin_dense.commands._mm import (
+    add_allow_partial,
     add_run_arguments,
+    checkpoint_file,
     config_to_run,
     print_notes,
     run_to_its_end,
@@ -24,6 +26,7 @@ EXTRA = 'mm'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument('checkpoint', help='file or address of the weights')
+    add_allow_partial(parser)
     parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
     parser.add_argument('--show-dir', help='folder for images that show predictions next to the ground truth')
@@ -40,10 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.weights import build_whole
 
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
-    config = training.prepare_test(config, args.checkpoint, **options)
-    training.join_processes(config)
-    print_notes('test', check_data(config, ('test',)))
-
-    return run_to_its_end(RUNNERS.build(config).test)
+    with checkpoint_file(args.checkpoint) as checkpoint:
+        prepared = training.prepare_test(config, checkpoint, **options)
+        # mmengine leaves at random what a checkpoint lacks, with a line in its log.
+        build_whole(config, checkpoint, args.allow_partial)
+        training.join_processes(prepared)
+        print_notes('test', check_data(prepared, ('test',)))
+        return run_to_its_end(RUNNERS.build(prepared).test)

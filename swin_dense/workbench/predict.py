@@ -12,16 +12,17 @@ from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope, init_default_scope
-from mmengine.runner import load_checkpoint
+from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope, init_default_scope
 from torch import nn
 
 from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
 from swin_dense.workbench.configs.parts import make_palette
 from swin_dense.workbench.runtime import queries
-from swin_dense.workbench.runtime.masks import Instances
-from swin_dense.workbench.runtime.model import ImagePredictor, Outputs
+from swin_dense.workbench.runtime.clock import Clock
+from swin_dense.workbench.runtime.model import ImagePredictor
+from swin_dense.workbench.runtime.outputs import Instances, Outputs
+from swin_dense.workbench.weights import build_whole
 
 
 class Predictor(ImagePredictor):
@@ -32,6 +33,7 @@ class Predictor(ImagePredictor):
         checkpoint: file or address of the weights of the whole model.
         device: device; None uses CUDA if available, else the CPU.
         score: minimum score of detections.
+        allow_partial: accept a checkpoint that does not fill the model, and log a warning; what it lacks is random.
 
     Attributes:
         classes: class names by label: those of the checkpoint, or of the test data set if it has none.
@@ -39,7 +41,14 @@ class Predictor(ImagePredictor):
         model: the model.
     """
 
-    def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
+    def __init__(
+        self,
+        config: Config,
+        checkpoint: str,
+        device: str | None = None,
+        score: float = 0.3,
+        allow_partial: bool = False,
+    ) -> None:
         scope = config.get('default_scope')
         if scope not in ('mmdet', 'mmseg'):
             raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
@@ -56,17 +65,9 @@ class Predictor(ImagePredictor):
         self._loader = TRANSFORMS.build(first)
         # New images have no annotations; to load those of panoptic models needs panopticapi, which is not on PyPI.
         self._pipeline = Compose([step for step in steps if 'Annotation' not in str(step['type'])])
-        try:
-            config.model.pop('pretrained', None)
-            model = MODELS.build(config.model)
-            # Older versions of the frameworks saved CLASSES and PALETTE in `meta` itself.
-            meta = load_checkpoint(model, checkpoint, map_location='cpu').get('meta', {})
-        except Exception as error:  # the frameworks raise exceptions of any type for wrong configs and files
-            reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
-            raise ValueError(
-                f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
-            ) from error
+        model, meta = build_whole(config, checkpoint, allow_partial)
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
+        # Older versions of the frameworks saved CLASSES and PALETTE in `meta` itself.
         saved = {key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()}
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
@@ -87,13 +88,16 @@ class Predictor(ImagePredictor):
         return pixels[:, :, ::-1] if is_picture else None
 
     @torch.no_grad()
-    def outputs(self, loaded: np.ndarray, path: Any = None) -> Outputs:
+    def outputs(self, loaded: np.ndarray, path: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for an image, as the loader gives it."""
+        clock = clock or Clock()
         img, shape = loaded.astype(np.float32) if self._to_float32 else loaded, loaded.shape[:2]
         with DefaultScope.overwrite_default_scope(self._scope):
             packed = self._pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
+            clock.lap('prepare')
             (sample,) = self.model.test_step(data)
+            clock.lap('run')
         if not self.is_detector:
             return Outputs(labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int32))
         panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy() if 'pred_panoptic_seg' in sample else None

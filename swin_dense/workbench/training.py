@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ def prepare_training(
         amp: whether to train in automatic mixed precision.
         auto_scale_lr: whether to scale the learning rate with the total batch size.
         resume: checkpoint to resume from, 'auto' for the last one in the work directory, None to follow the config.
+
+    Raises:
+        FileNotFoundError: the work directory has no last checkpoint.
+        ValueError: the config lacks an entry that an option needs.
     """
     config = _prepare(config, ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper'))
     if amp:
@@ -34,11 +39,24 @@ def prepare_training(
         if 'base_batch_size' not in config.get('auto_scale_lr', {}):
             raise ValueError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
         config.auto_scale_lr.enable = True
+    if resume == 'auto':
+        _check_last_checkpoint(Path(config.work_dir))
     if resume is not None:
         config.resume, config.load_from = True, None if resume == 'auto' else resume
     if config.get('strategy') and STRATEGIES.get(config.strategy.get('type', '')) is FSDPStrategy:
         config.strategy.type = 'ResumableFSDPStrategy'
     return config
+
+
+def _check_last_checkpoint(work_dir: Path) -> None:
+    """Raise FileNotFoundError if there is nothing to resume from, where mmengine starts anew."""
+    advice = 'Leave --resume out to start anew, or give a checkpoint: --resume CHECKPOINT'
+    pointer = work_dir / 'last_checkpoint'  # which mmengine writes after each checkpoint
+    if not pointer.is_file():
+        raise FileNotFoundError(f'--resume: {work_dir} has no file last_checkpoint, so no training to resume. {advice}')
+    last = Path(pointer.read_text().strip())
+    if not last.exists():
+        raise FileNotFoundError(f'--resume: there is no checkpoint {last}, which {pointer} names. {advice}')
 
 
 def prepare_test(

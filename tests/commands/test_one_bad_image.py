@@ -10,10 +10,10 @@ import tifffile
 import torch
 from PIL import Image
 
-from swin_dense.commands import predict
 from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import Model, Prediction
+from swin_dense.workbench.runtime.folder import ResultFolder
 from tests.commands.files import write_file
 from tests.commands.test_predict import RECIPES, make_weights, names_in
 
@@ -67,10 +67,10 @@ def model_of(kind, tmp_path, monkeypatch):
         return write_file(tmp_path / 'model.onnx')
     outputs = Predictor.outputs
 
-    def fail(self, loaded, path):
+    def fail(self, loaded, path, clock):
         if loaded.shape[:2] == TOO_LARGE:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')
-        return outputs(self, loaded, path)
+        return outputs(self, loaded, path, clock)
 
     monkeypatch.setattr(Predictor, 'outputs', fail)
     make_weights(kind, tmp_path / 'weights.pth')
@@ -118,10 +118,10 @@ def test_a_signal_ends_after_an_image(folder, tmp_path, monkeypatch):
     arguments = ['predict', *model_of('mmdet', tmp_path, monkeypatch), str(folder), '--out', str(tmp_path / 'out')]
     predict = Predictor.predict
 
-    def signalled(self, path):
+    def signalled(self, path, clock):
         if path.endswith('a/1.png'):
             signal.raise_signal(signal.SIGTERM)
-        return predict(self, path)
+        return predict(self, path, clock)
 
     with monkeypatch.context() as patched:
         patched.setattr(Predictor, 'predict', signalled)
@@ -135,7 +135,7 @@ def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
     """Inside, they have the number of the class that there is not, which would be an id of COCO's."""
     ids = np.array([[1002, 1002, 80], [3, 2002, 80]], np.int32)
     record = {'segments': [{'id': 1002}, {'id': 3}, {'id': 2002}]}
-    predict._write(tmp_path / 'a', Prediction(record, panoptic=ids))
+    ResultFolder(tmp_path).write('a.jpg', 'a', Prediction(record, panoptic=ids))
     assert names_in(tmp_path) == ['a.json', 'a.panoptic.png']
     colours = np.asarray(Image.open(tmp_path / 'a.panoptic.png')).astype(int)
     np.testing.assert_array_equal(colours @ [1, 256, 256**2], [[1002, 1002, 0], [3, 2002, 0]])
@@ -144,7 +144,7 @@ def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
 @pytest.mark.parametrize('label', [255, 259])
 def test_classes_are_stored_in_as_many_bits_as_they_need(tmp_path, label):
     labels = np.full((2, 3), label, np.int32)
-    predict._write(tmp_path / 'a', Prediction({}, labels=labels))
+    ResultFolder(tmp_path).write('a.jpg', 'a', Prediction({}, labels=labels))
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / 'a.labels.png')), labels)
 
 

@@ -182,7 +182,8 @@ MASK_HEADS: dict[str, Table] = {
     },
 }
 _LOADING = ('LoadImageFromFile', 'LoadAnnotations', 'LoadPanopticAnnotations')
-_TRANSFORMS = (*_LOADING, 'Resize', 'Pad', 'PackDetInputs', 'PackSegInputs')
+_OF_LABELS = ('IgnoreMaskValues', 'MapMaskValues')  # of this package: they do nothing to an image
+_TRANSFORMS = (*_LOADING, *_OF_LABELS, 'Resize', 'Pad', 'PackDetInputs', 'PackSegInputs')
 # Options of transforms with only one supported value, and that value.
 _VALUES: dict[str, dict[str, Any]] = {
     'LoadImageFromFile': {'color_type': 'color', 'imdecode_backend': 'cv2'},

@@ -48,6 +48,7 @@ def export_whole(
     scope: str | None = None,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    allow_partial: bool = False,
 ) -> Exported:
     """Export a detector of mmdet or a segmentor of mmseg to an ``.onnx`` file of standard operators, for any size.
 
@@ -72,12 +73,14 @@ def export_whole(
         scope: the framework that the config must be of, 'mmdet' or 'mmseg'; None allows both.
         image: image for the comparison, in which a detector must find something; None is a built-in portrait.
         opset: version of ONNX, at least 18; None is 20.
+        allow_partial: accept a checkpoint that does not fill the model, and log a warning; what it lacks is random.
 
     Returns:
         The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels, that differ.
 
     Raises:
         ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        CheckpointError: the checkpoint does not fill the model.
         FileNotFoundError: ``image`` does not exist.
         ImportError: a package is missing; the message names it.
         ExportError: a part of the model is not supported, a detector finds nothing in the image, or the file differs
@@ -94,7 +97,7 @@ def export_whole(
     loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
     if scope not in (None, loaded.get('default_scope')):
         raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
-    predictor = Predictor(loaded, str(checkpoint), 'cpu')
+    predictor = Predictor(loaded, str(checkpoint), 'cpu', allow_partial=allow_partial)
     model, pipeline = predictor.model, test_dataset(loaded).pipeline
     reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
     if reasons:
@@ -125,13 +128,14 @@ def export_detector(
     *,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    allow_partial: bool = False,
 ) -> Exported:
     """Export a detector of mmdet to an ``.onnx`` file; the options are those of :func:`export_whole`.
 
     Examples:
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
-    return export_whole(config, checkpoint, path, scope='mmdet', image=image, opset=opset)
+    return export_whole(config, checkpoint, path, scope='mmdet', image=image, opset=opset, allow_partial=allow_partial)
 
 
 def export_segmentor(
@@ -141,13 +145,14 @@ def export_segmentor(
     *,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    allow_partial: bool = False,
 ) -> Exported:
     """Export a segmentor of mmseg to an ``.onnx`` file; the options are those of :func:`export_whole`.
 
     Examples:
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
-    return export_whole(config, checkpoint, path, scope='mmseg', image=image, opset=opset)
+    return export_whole(config, checkpoint, path, scope='mmseg', image=image, opset=opset, allow_partial=allow_partial)
 
 
 def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:

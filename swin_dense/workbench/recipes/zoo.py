@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 FRAMEWORKS = ('mmdet', 'mmseg')  # folders with a metafile only, because their recipes are configs of the frameworks
 FOLDERS = (
     'mask_rcnn',
@@ -73,7 +71,15 @@ def framework_configs(root: Path) -> dict[str, str]:
     return {model['Name']: model['Config'] for folder in FRAMEWORKS for model in _models(root, folder)}
 
 
+def published_weights(root: Path, name: str) -> str:
+    """Return the address of the published weights of the recipe with a name, '' if there are none."""
+    models = (model for folder in FOLDERS for model in _models(root, folder))
+    return next((model.get('Weights', '') for model in models if Path(model['Config']).stem == name), '')
+
+
 def _models(root: Path, folder: str) -> list[dict[str, Any]]:
+    import yaml  # which models in a file do not need
+
     text = (root / 'configs' / folder / 'metafile.yml').read_text(encoding='utf-8')
     return yaml.load(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))['Models']
 

@@ -3,6 +3,7 @@
 Must work without torch.
 """
 
-from swin_dense.workbench.runtime.model import Model, Prediction, load
+from swin_dense.workbench.runtime.model import Model, load
+from swin_dense.workbench.runtime.outputs import Prediction
 
 __all__ = ['Model', 'Prediction', 'load']

@@ -1,20 +1,10 @@
-"""Instances: overlaps of boxes, masks pasted into an image, and masks encoded as COCO run lengths."""
+"""Overlaps of boxes, masks pasted into an image, and masks encoded as COCO run lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-
-
-class Instances(NamedTuple):
-    """Detections in an image: boxes (N, 4) in pixels, scores (N,), labels (N,), and N masks (H, W) bool or none."""
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    labels: np.ndarray
-    masks: Sequence[np.ndarray] = ()
 
 
 def overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,10 +54,3 @@ def run_lengths(mask: np.ndarray) -> dict[str, Any]:
 
     found = coco_mask.encode(np.asfortranarray(mask, np.uint8))
     return {**found, 'counts': found['counts'].decode()}
-
-
-def area(encoded: dict[str, Any]) -> int:
-    """Return the number of pixels of a mask of :func:`run_lengths`."""
-    from pycocotools import mask as coco_mask
-
-    return int(coco_mask.area(encoded))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import PRECISIONS
 from swin_dense.workbench.runtime import masks, painting, pictures, queries
-from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.clock import Clock
+from swin_dense.workbench.runtime.outputs import Instances, Outputs, Prediction
 from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
 
 if TYPE_CHECKING:
@@ -22,32 +22,6 @@ if TYPE_CHECKING:
 
 
 RECORD_FORMAT = 1  # version of records, in `format`; raised when an earlier version of this package would misread one
-
-
-class Outputs(NamedTuple):
-    """The class of every pixel, the instances and the segment of every pixel; None for what is not predicted."""
-
-    labels: np.ndarray | None = None
-    instances: Instances | None = None
-    panoptic: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction of a model for an image.
-
-    Attributes:
-        record: the prediction in types that JSON supports.
-        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None for other pixels.
-        labels: class index of every pixel, (H, W), int32; None for a detector.
-        panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
-            segment have another value. None if the model is not panoptic.
-    """
-
-    record: dict[str, Any]
-    painted: np.ndarray | None = None
-    labels: Any = None
-    panoptic: np.ndarray | None = None
 
 
 def load(
@@ -118,7 +92,7 @@ class ImagePredictor:
     palette: Sequence[Sequence[int]]
     is_detector: bool
 
-    def outputs(self, pixels: np.ndarray, picture: Any = None) -> Outputs:
+    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
         raise NotImplementedError
 
@@ -132,19 +106,27 @@ class ImagePredictor:
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        return self._predicted(picture)[2]
+        return self._predicted(picture, Clock())[2]
 
-    def predict(self, picture: Picture) -> Prediction:
-        """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        pixels, outputs, record = self._predicted(picture)
+    def predict(self, picture: Picture, clock: Clock | None = None) -> Prediction:
+        """Return the complete prediction for an image.
+
+        Args:
+            picture: a file, a PIL image, or (H, W, 3) uint8 in RGB.
+            clock: measures the steps 'read', 'prepare', 'run' and 'finish'.
+        """
+        clock = clock or Clock()
+        pixels, outputs, record = self._predicted(picture, clock)
         shown = self._to_paint(pixels)
         painted = None if shown is None else painting.painted(shown, record, outputs, self.palette)
+        clock.lap('finish')
         return Prediction(record, painted, outputs.labels, outputs.panoptic)
 
-    def _predicted(self, picture: Any) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
+    def _predicted(self, picture: Any, clock: Clock) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
         """Return the pixels of a picture, what the model predicts for them, and the record of that."""
         pixels = self.read(picture)
-        outputs = self.outputs(pixels, picture)
+        clock.lap('read')
+        outputs = self.outputs(pixels, picture, clock)
         record = begun_record(picture, pixels.shape[:2])
         labels, found, panoptic = outputs
         if labels is not None:
@@ -154,7 +136,7 @@ class ImagePredictor:
         if found is not None:
             run_lengths = [masks.run_lengths(mask) for mask in found.masks]
             record['instances'] = _listed(*found[:3], run_lengths, self.classes)
-        return pixels, outputs._replace(labels=labels), record
+        return pixels, outputs, record
 
 
 class Model(ImagePredictor):
@@ -203,6 +185,13 @@ class Model(ImagePredictor):
         limits = self.facts.get('limits', {})
         divisor, queries = limits.get('divisor', 1), limits.get('queries', 0)
         height, width = img.shape[2:]
+        fixed = self._session.size
+        if any(side not in (None, own) for side, own in zip(fixed, (height, width), strict=True)):
+            sides = 'x'.join(str(side or 'any') for side in fixed)
+            raise ValueError(
+                f'the file is for inputs of {sides} pixels, got {height}x{width}; resize or pad the image to that, or '
+                'export a file for any size'
+            )
         if height % divisor or width % divisor:
             raise ValueError(
                 f'height and width of the input must be multiples of {divisor} for this model, got {height}x{width}; '
@@ -225,13 +214,15 @@ class Model(ImagePredictor):
         self._check(img)
         return img, resized
 
-    def outputs(self, pixels: np.ndarray, picture: Any = None) -> Outputs:
+    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for an image, (H, W, 3) uint8 in RGB, in the size of the image."""
-        size = (pixels.shape[0], pixels.shape[1])
+        clock, size = clock or Clock(), (pixels.shape[0], pixels.shape[1])
         img, resized = self.prepared(pixels)
+        clock.lap('prepare')
+        outputs = self.run(img, None if self.is_detector else size)
+        clock.lap('run')
         if not self.is_detector:
-            return Outputs(labels=self.run(img, size)[0][0])
-        outputs = self.run(img)
+            return Outputs(labels=outputs[0][0])
         if 'queries' in self.facts:
             input_size = (img.shape[2], img.shape[3])
             return Outputs(None, *queries.predicted(outputs, input_size, size, self.facts['queries'], self._score))

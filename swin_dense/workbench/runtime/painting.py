@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from swin_dense.workbench.runtime.model import Outputs
+from swin_dense.workbench.runtime.outputs import Outputs
 
 Palette = Sequence[Sequence[int]]
 

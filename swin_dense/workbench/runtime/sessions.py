@@ -20,6 +20,7 @@ class OnnxRuntime:
 
     Attributes:
         facts: metadata of the file as JSON, or None if it has none.
+        size: (height, width) of the images that the file takes, None for any.
     """
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
@@ -31,6 +32,7 @@ class OnnxRuntime:
         options.add_session_config_entry('session.x64quantprecision', '1')
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
+        self.size = tuple(side if isinstance(side, int) else None for side in self._session.get_inputs()[0].shape[-2:])
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
@@ -46,6 +48,8 @@ class OpenVino:
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
         self.facts: str | None = model.get_rt_info(key).value if model.has_rt_info(key) else None
+        sides = list(model.input(0).partial_shape)[-2:]
+        self.size = tuple(side.get_length() if side.is_static else None for side in sides)
         self._defaults = _restore_optional_inputs(openvino, model)
         # By default OpenVINO chooses the precision by the processor.
         options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': _HINTS[precision]}

@@ -12,7 +12,7 @@ from swin_dense.export import ExportError
 from swin_dense.export.verify import Comparison, write_verified
 from swin_dense.workbench.export import whole
 from swin_dense.workbench.export.agreement import ROUNDING, share_of_unmatched
-from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.outputs import Instances
 from swin_dense.workbench.runtime.sessions import KEY
 from tests.workbench.export import query_models
 from tests.workbench.export.whole_models import config_of

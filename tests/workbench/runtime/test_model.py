@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import pytest
+from pycocotools import mask as coco_mask
 
-from swin_dense.workbench.runtime import masks
 from swin_dense.workbench.runtime.model import Model
 from swin_dense.workbench.runtime.sessions import SESSIONS
 
@@ -22,8 +22,9 @@ PICTURE = np.zeros((40, 60, 3), np.uint8)
 class File:
     """Stands for a session; keeps what it was given."""
 
-    def __init__(self, *outputs):
+    def __init__(self, *outputs, size=(None, None)):
         self.outputs = list(outputs)
+        self.size = size
 
     def run(self, feed):
         self.feed = feed
@@ -42,7 +43,7 @@ def test_boxes_and_masks_have_the_size_of_the_picture():
     assert file.feed['img'].shape == (1, 3, 20, 120)
     (instance,) = prediction.record['instances']
     assert (instance['class'], instance['box']) == ('ring', [10, 10, 30, 30])
-    assert masks.area(instance['mask']) == 20 * 20
+    assert coco_mask.area(instance['mask']) == 20 * 20
     assert prediction.painted[20, 20].any()
     assert not prediction.painted[35, 50].any()
 
@@ -122,3 +123,9 @@ def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match='what_it_lacks'):
         SESSIONS[name](tmp_path / 'a.onnx', 1)
+
+
+def test_a_file_for_one_size_names_it():
+    file = File(size=(800, None))
+    with pytest.raises(ValueError, match=r'the file is for inputs of 800xany pixels, got 20x120; resize'):
+        Model(file, FACTS, 0.3).predict(PICTURE)

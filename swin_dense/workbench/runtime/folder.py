@@ -1,0 +1,181 @@
+"""The folder of results that ``swin-dense predict`` writes: a name for each image, its files, a record and a lock.
+
+The record tells the files of this command from those of its user, which are neither replaced nor deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import alone, remove, write_json, written_whole
+from swin_dense.workbench.runtime.outputs import Prediction
+
+ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
+# No result can have these names: they end in none of the endings.
+RECORD, LOCK = '.swin_dense_predict.jsonl', '.swin_dense_predict.lock'
+_LARGEST_JPEG = 65500  # pixels of a side
+
+
+class _Entry(NamedTuple):
+    image: str  # real path
+    endings: list[str]  # of the files that exist
+
+
+class ResultFolder:
+    """The results of images, in a folder.
+
+    Args:
+        path: the folder, which need not exist before :meth:`locked`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, _Entry] = {}
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Create the folder, and keep other processes from writing to it; raise a ValueError if one does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if find_spec('filelock') is None:  # a dependency of torch, which exported models do not need
+            return nullcontext()
+        busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
+        return alone(self.path / LOCK, busy)
+
+    def named(self, images: Mapping[str, Path], resume: bool, force: bool) -> dict[str, str]:
+        """Return a name for the results of each image that is to be predicted.
+
+        An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
+        images differ only in the suffix.
+
+        Args:
+            images: path in the folder, with the suffix of the image, of each image file.
+            resume: leave out images that have complete results.
+            force: replace results.
+
+        Raises:
+            ValueError: several images have the same path in the folder.
+            FileExistsError: a file exists that is not a result of this command, or, without ``resume`` and ``force``,
+                that is one; or a result to resume is of another image.
+        """
+        self._entries = self._recorded()
+        recorded = {entry.image: name for name, entry in self._entries.items()}
+        known = {image: recorded[real] for image in images if (real := real_path(image)) in recorded}
+        names = {image: known.get(image, str(path.with_suffix(''))) for image, path in images.items()}
+        while longer := {image: str(images[image]) for image in _clashing(names) if image not in known}:
+            if longer.items() <= names.items():
+                break
+            names.update(longer)
+        if twice := _clashing(names):
+            raise ValueError(
+                f'several images would be written to {self.path / names[twice[0]]}: {", ".join(twice)}; write them to '
+                'other folders'
+            )
+        return {
+            image: name for image, name in names.items() if not self._is_done(real_path(image), name, resume, force)
+        }
+
+    def _is_done(self, image: str, name: str, resume: bool, force: bool) -> bool:
+        """Return whether an image needs no prediction; raise FileExistsError if it would replace another file."""
+        entry = self._entries.get(name, _Entry(image, []))
+        existing = [ending for ending in ENDINGS if self.file(name, ending).exists()]
+        for ending in existing:
+            if ending not in entry.endings:
+                raise FileExistsError(
+                    f'{self.file(name, ending)} is not a result of `swin-dense predict`, or one of an earlier '
+                    'version; move it, or choose another --out'
+                )
+        if existing and not (resume or force):
+            raise FileExistsError(f'{self.file(name, existing[0])} exists already; --force replaces it')
+        if existing and resume and entry.image != image:
+            raise FileExistsError(
+                f'{self.file(name, existing[0])} is the result of {entry.image}; write those of {image} to another '
+                'folder'
+            )
+        return resume and 'json' in existing
+
+    def clear(self, name: str) -> None:
+        """Delete the results of an earlier run."""
+        entry = self._entries.get(name)
+        if entry is None or not entry.endings:
+            return
+        for ending in entry.endings:
+            remove(self.file(name, ending))
+        self._record(name, _Entry(entry.image, []))
+
+    def write(self, image: str, name: str, prediction: Prediction) -> None:
+        """Write the results of an image, the JSON last, so that it marks complete results.
+
+        Raises:
+            FileExistsError: a file exists that is not a result of this command.
+        """
+        pictures = _pictures(prediction)
+        for ending in (*pictures, 'json'):
+            if self.file(name, ending).exists():
+                raise FileExistsError(f'{self.file(name, ending)} was written by another program meanwhile')
+        self._record(name, _Entry(real_path(image), [*pictures, 'json']))
+        from PIL import Image
+
+        for ending, pixels in pictures.items():
+            with written_whole(self.file(name, ending)) as unfinished:
+                Image.fromarray(pixels).save(unfinished, quality=95)
+        write_json(self.file(name, 'json'), prediction.record)
+
+    def file(self, name: str, ending: str) -> Path:
+        """Return the path of a result."""
+        return self.path / f'{name}.{ending}'
+
+    def _recorded(self) -> dict[str, _Entry]:
+        """Read the record: one line of JSON for each change, of which the last counts."""
+        path = self.path / RECORD
+        lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
+        entries = {}
+        for line in lines:
+            try:
+                content = json.loads(line)
+            except ValueError:  # the last line of a process that was killed, before it wrote a file
+                continue
+            checks.file_format(str(path), content, 1)
+            entries[content['name']] = _Entry(content['image'], content['files'])
+        return entries
+
+    def _record(self, name: str, entry: _Entry) -> None:
+        self.file(name, 'json').parent.mkdir(parents=True, exist_ok=True)
+        content = {'format': 1, 'name': name, 'image': entry.image, 'files': entry.endings}
+        with (self.path / RECORD).open('a', encoding='utf-8') as file:
+            file.write(f'\n{json.dumps(content)}\n')  # on a line of its own, also after half a line
+        self._entries[name] = entry
+
+
+def real_path(image: str) -> str:
+    """Return the path of an image without links in its folders; a link to an image is an image of its own."""
+    folder, name = os.path.split(image)
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _clashing(names: Mapping[str, str]) -> list[str]:
+    """Return the images whose names are those of others, also where case does not count."""
+    counts = Counter(name.casefold() for name in names.values())
+    return [image for image, name in names.items() if counts[name.casefold()] > 1]
+
+
+def _pictures(prediction: Prediction) -> dict[str, np.ndarray]:
+    """Return the pixels of the pictures to write, by ending."""
+    pictures = {}
+    if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
+        pictures['painted.jpg'] = prediction.painted
+    if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
+        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
+    if prediction.panoptic is not None:
+        is_segment = np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']])
+        ids = np.where(is_segment, prediction.panoptic, 0)
+        pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
+    return pictures

@@ -1,0 +1,105 @@
+"""Load the weights of whole models: all of them, or an error that counts and names what is missing."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
+from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.utils import checks
+
+_logger = logging.getLogger(__package__)
+# A line in the error of torch.nn.Module.load_state_dict, which names the parameter.
+_MISFIT = re.compile(r'^\s*(?:size mismatch for |[Ww]hile copying the parameter named ")([\w.]+)', re.M)
+
+
+def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) -> tuple[nn.Module, Mapping[str, Any]]:
+    """Build the model of a config on the CPU and load its weights; return it and the ``meta`` of the checkpoint.
+
+    Args:
+        config: config of mmdet or mmseg.
+        checkpoint: file or address of the weights of the whole model.
+        allow_partial: see :func:`load_whole`.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be fetched or read, or does not fill the model.
+        FileNotFoundError: the file does not exist.
+        ValueError: the model cannot be built.
+    """
+    content, described = read_checkpoint(checkpoint)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    options = copy.deepcopy(config.model)  # a copy, because some models modify their config
+    options.pop('pretrained', None)
+    try:
+        model = MODELS.build(options)
+    except Exception as error:  # the frameworks raise exceptions of any type
+        reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
+        raise ValueError(f'the model of the config cannot be built ({reason})') from error
+    load_whole(model, content, described, allow_partial)
+    meta = content.get('meta')
+    return model, meta if isinstance(meta, Mapping) else {}
+
+
+def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, allow_partial: bool = False) -> None:
+    """Load the weights of a whole model.
+
+    Args:
+        model: detector or segmentor.
+        content: checkpoint, or its state dict. Other entries are ignored, with a warning.
+        described: name of the checkpoint in messages.
+        allow_partial: accept a checkpoint that does not fill the model, with a warning. The other parameters keep the
+            values of the constructor, which are random.
+
+    Raises:
+        CheckpointError: the checkpoint lacks parameters of the model, or has them in another shape.
+    """
+    weights = content.get('state_dict', content)
+    state = OrderedDict((str(name).removeprefix('module.'), tensor) for name, tensor in weights.items())
+    # The versions of modules, by which those of the frameworks know former names of parameters.
+    state._metadata = getattr(weights, '_metadata', None)  # type: ignore[attr-defined]
+    keys: list[list[str]] = []
+    # Parameters of another shape are an error of torch, which does not name those that are missing.
+    hook = model.register_load_state_dict_post_hook(lambda _, incompatible: keys.extend(incompatible))
+    misfits: list[str] = []
+    try:
+        with allow_partial_loading() if allow_partial else nullcontext():
+            model.load_state_dict(state, strict=False)
+    except CheckpointError:  # of the backbone
+        raise
+    except RuntimeError as error:
+        misfits = _MISFIT.findall(str(error))
+        if not misfits:
+            raise CheckpointError(f'{described} cannot be loaded into the {type(model).__name__}: {error}') from error
+    finally:
+        hook.remove()
+    missing, unexpected = keys
+    own = model.state_dict()
+    missing = [name for name in missing if own[name].is_floating_point()]  # integers are counters and indices
+    if unexpected:
+        _logger.warning('%s: not in the model, ignored: %s', described, listed(unexpected))
+    if not missing and not misfits:
+        return
+    lacks = _lacks(f'{described} does not fill the {type(model).__name__} of the config', missing, misfits, len(own))
+    if not allow_partial:
+        raise CheckpointError(
+            f'{lacks}, which would be random. Give a checkpoint of this model, or the config that it was trained with; '
+            f'{checks.argument("allow_partial", True)} accepts random values'
+        )
+    _logger.warning('%s, which are random', lacks)
+
+
+def _lacks(start: str, missing: list[str], misfits: list[str], total: int) -> str:
+    """Return which of the parameters did not load."""
+    kinds = {'missing': missing, 'of another shape': misfits}
+    parts = [f'{len(names)} are {kind} ({listed(names)})' for kind, names in kinds.items() if names]
+    return f'{start}: of {total} parameters {" and ".join(parts)}'
