@@ -37,7 +37,7 @@ def needs_reference(x: Tensor) -> bool:
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
-    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    modes = set(map(type, _get_current_function_mode_stack())) - {DeviceContext}
     return x.is_cpu and (bool(modes) or _get_current_dispatch_mode() is not None)
 
 

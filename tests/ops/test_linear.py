@@ -325,7 +325,7 @@ def test_a_pass_asks_few_questions(monkeypatch):
     finally:
         sys.setprofile(None)
     assert questions.count('is_supported') == 4 * 4 + 1
-    assert len(questions) <= 66
+    assert len(questions) <= 60
 
 
 AMD, INTEL = 'vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC', 'vendor_id\t: GenuineIntel'
