@@ -373,7 +373,8 @@ def build_models(
             )
             continue
         model = model.to(report.device, torch.bfloat16 if is_pure else torch.float32)
-        built[name] = model.train(is_training)
+        model.train(is_training)  # mmdet's returns None
+        built[name] = model
     return built
 
 
