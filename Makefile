@@ -7,6 +7,7 @@
 # make test-between  compile and export with versions of torch between the oldest and the newest
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them
+# make gpu    measure and test everything that needs a GPU, in nine minutes: benchmarks/gpu_session.py
 # make test-ray  test the example for Ray Data
 # make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.3.0 commits it to gh-pages
 # make lint   run ruff and mypy
@@ -33,7 +34,7 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters lint FORCE
+.PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters lint FORCE
 setup: $(READY)
 
 $(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
@@ -80,6 +81,10 @@ test-core: $(CORE_READY)
 # Each target is a session of noxfile.py, which chooses the Python.
 test-oldest test-newest test-between test-onedl test-compiled test-converters: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
+
+# Uses the environment at hand, whose torch is for the GPU; PYTHON=python3 chooses another.
+gpu:
+	"$(PYTHON)" benchmarks/gpu_session.py
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -1,5 +1,7 @@
 """Whole backbones on a GPU against float64 on a CPU, in eager mode, compiled, in graphs and in low precision."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 # Heads of 16 channels, as the kernel needs; maps with padding, and with windows of several regions.
 OPTIONS = {**TINY, 'drop_path_rate': 0.0}
 SIZES = [(64, 96), (75, 50), (7, 9)]
-BACKENDS = ['auto', 'triton', 'reference']
+BACKENDS = ['sdpa', 'triton', 'reference']
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def largest_error(found, truth):
         *((name, {}) for name in BACKENDS),
         *((name, {'window_size': 12}) for name in BACKENDS),
         *((name, {'with_cp': True}) for name in BACKENDS),
-        ('auto', {'kind': SwinV2Backbone, 'window_size': 8}),
+        *((name, {'kind': SwinV2Backbone, 'window_size': 8}) for name in ('sdpa', 'triton')),
     ],
     ids=str,
 )
@@ -63,7 +65,33 @@ def test_maps_and_gradients_equal_float64(backend, options, size):
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize('backend', ['auto', 'triton'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+def test_auto_is_the_kernel_in_eager_mode(dtype):
+    img = torch.randn(2, 3, 75, 50, device='cuda', dtype=dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('error')
+        ours, kernel = (build(name).to('cuda', dtype)(img) for name in ('auto', 'triton'))
+    for a, b in zip(ours, kernel, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_many_sizes_after_a_capture_do_not_change_its_graph():
+    """The graph reads plans, which a cache of 64 would free."""
+    model = build('sdpa').cuda().eval()
+    img = torch.randn(1, 3, 75, 50, device='cuda')
+    with torch.no_grad():
+        model(img)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = model(img)
+        for side in range(32, 232, 4):
+            model(torch.randn(1, 3, side, 32, device='cuda'))
+        graph.replay()
+        for a, b in zip(outs, model(img), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize('backend', ['sdpa', 'triton'])
 def test_autocast_errs_at_most_twice_as_much_as_plain_operations(backend, dtype):
     img = torch.randn(2, 3, 75, 50)
     truth = maps_and_gradients(build('reference').double(), img.double())

@@ -25,8 +25,8 @@ def run_python(code, **environment):
     return python('-c', textwrap.dedent(code), **environment).stdout
 
 
-def compile_for_h200(code):
-    """Run a program in which launching a kernel only compiles it to machine code.
+def compile_for(capability, code):
+    """Run a program in which launching a kernel only compiles it, for GPUs of a compute capability such as 90.
 
     Returns:
         Name and shared memory in bytes of each kernel, in launch order.
@@ -36,7 +36,7 @@ def compile_for_h200(code):
         from triton.backends.compiler import GPUTarget
 
         class Driver:
-            get_current_target = lambda self: GPUTarget('cuda', 90, 32)
+            get_current_target = lambda self: GPUTarget('cuda', CAPABILITY, 32)
             get_current_device = lambda self: 0
             get_current_stream = lambda self, device: 0
 
@@ -50,6 +50,7 @@ def compile_for_h200(code):
         triton.runtime.driver.set_active(Driver())
         triton.JITFunction.__getitem__ = compile_only
     """
-    stdout = run_python(textwrap.dedent(compile_only) + textwrap.dedent(code), TRITON_INTERPRET='0')
+    program = f'CAPABILITY = {capability}\n{textwrap.dedent(compile_only)}{textwrap.dedent(code)}'
+    stdout = run_python(program, TRITON_INTERPRET='0')
     rows = [line.split() for line in stdout.splitlines()]
     return [(name, int(shared)) for name, shared in rows]

@@ -16,7 +16,7 @@ from swin_dense.ops.triton import attention, gpu
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import TINY, randomize
-from tests.ops.devices import compile_for_h200, device, needs_interpreter, run_python
+from tests.ops.devices import compile_for, device, needs_interpreter, run_python
 
 
 class Case(NamedTuple):
@@ -333,9 +333,12 @@ def test_the_package_works_without_triton():
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
-def test_kernels_compile_for_an_h200():
-    """Compile to machine code without a GPU, because the compiler may reject code that the interpreter runs."""
-    rows = compile_for_h200("""
+@pytest.mark.parametrize(('capability', 'shared'), [(80, 164), (90, 228)], ids=['A100', 'H200'])
+def test_kernels_compile_to_machine_code(capability, shared):
+    """Compile without a GPU, because the compiler may reject code that the interpreter runs."""
+    rows = compile_for(
+        capability,
+        """
         import itertools
         from swin_dense.ops.triton import attention, gpu
         for window, dtype in itertools.product(((7, 7), (12, 12)), gpu.DTYPES):
@@ -343,12 +346,14 @@ def test_kernels_compile_for_an_h200():
             qkv = torch.zeros(1, *window, 192, dtype=dtype, requires_grad=True)
             bias = torch.zeros(2, tokens, tokens, requires_grad=True)
             attention._Attention.apply(qkv, bias, 2, window, (3, 3), 1.0, window)[0].sum().backward()
-    """)
+    """,
+    )
     assert [name for name, _ in rows] == [
         *['forward', 'backward_keys'] * 3,
         *['forward', 'backward_queries', 'backward_keys'] * 3,
     ]
-    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes per multiprocessor; two programs should fit
+    # Two programs should fit into the shared memory of a multiprocessor, of which each takes one KiB more.
+    assert max(size for _, size in rows) <= (shared / 2 - 1) * 1024
 
 
 @pytest.mark.gpu
