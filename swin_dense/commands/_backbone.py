@@ -28,7 +28,8 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         name = name or 'swin_t'
     options = {**backbone_options(args), **options}
     backbone = create_backbone(name, args.checkpoint, prefix=args.prefix, **options)
-    return on_device(backbone, device)
+    on_device(backbone, device)
+    return backbone
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
