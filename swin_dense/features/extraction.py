@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from swin_dense.features.tiling import check_tiling
 from swin_dense.images.normalization import IMAGENET, Normalization
-from swin_dense.images.pixels import LargeImage, naming
+from swin_dense.images.pixels import naming
 from swin_dense.images.reading import pixels_of, scale
+from swin_dense.images.regions import LargeImage
 from swin_dense.images.tiles import plan_tiles
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks

@@ -287,10 +287,7 @@ def test_errors_of_onnx_libraries_are_export_errors(tmp_path, capfd, model, opse
 @pytest.mark.parametrize(
     ('path', 'options', 'error', 'message'),
     [
-        ('x.pt', {}, ValueError, 'suffix of path'),
         ('no folder/x.ts', {}, ValueError, 'create it first'),
-        ('x.ts', {'opset': 20}, ValueError, 'is only for .onnx'),
-        ('x.onnx', {'opset': 9}, ValueError, 'opset'),
         ('x.ts', {'size': 0}, ValueError, 'size'),
         ('x.ts', {'batch': 0}, ValueError, 'batch'),
         ('x.ts', {'half': 'yes'}, TypeError, 'half'),

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import warnings
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from swin_dense.export import Exported, ExportError, export, formats, verify
 from swin_dense.export.pooling import RecordedPool, replace_adaptive_pools
 from swin_dense.images.normalization import Normalization
 from swin_dense.utils import packages
+from tests.conftest import assert_near
 from tests.export.test_export import Pooled, build
 
 
@@ -333,6 +334,38 @@ INTERFACE = formats.Interface(
     outputs=('found', 'scaled'),
     facts={'format': '3'},
 )
+
+
+def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
+    interface = replace(INTERFACE, ranges={'batch': torch.export.Dim('batch', min=2, max=4)})
+    nodes = formats.write_pt2(Scored().eval(), interface, None, tmp_path / 'x.pt2')
+    program = torch.export.load(tmp_path / 'x.pt2')
+    assert nodes == len(program.graph.nodes)
+    (batch,) = program.range_constraints.values()
+    assert (batch.lower, batch.upper) == (2, 4)
+
+
+class Summed(Kept):
+    """A model that reads the size of its images."""
+
+    def forward(self, img):
+        return {'sum': img.sum((2, 3)) / (img.shape[2] * img.shape[3])}
+
+
+@pytest.mark.parametrize('is_dynamic', [True, False])
+def test_torchscript_reads_sizes_only_if_they_differ(tmp_path, monkeypatch, is_dynamic):
+    if is_dynamic:
+        monkeypatch.setattr(torch, '__version__', '2.1.0')  # it needs no torch.export
+    free = {0: 'batch', 2: 'height', 3: 'width'} if is_dynamic else {}
+    img = torch.rand(2, 3, 5, 4)
+    nodes = formats.write_torchscript(Summed().eval(), formats.Interface((img,), (free,)), None, tmp_path / 'x.ts')
+    file = torch.jit.load(tmp_path / 'x.ts')
+    graph = file.inlined_graph
+    assert 0 < nodes <= len(list(graph.nodes()))  # a loaded file repeats constants
+    assert ('aten::size' in {node.kind() for node in graph.nodes()}) == is_dynamic
+    if is_dynamic:
+        img = torch.rand(3, 3, 7, 2)
+    assert_near(verify.load(tmp_path / 'x.ts')({'img': img.numpy()}), [img.mean((2, 3)).numpy()], 1e-6)
 
 
 @pytest.fixture(scope='module')
