@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
-from swin_dense.utils import packages
 from swin_dense.utils.deprecation import GoneModules
-from swin_dense.utils.lazy import public_name
+from swin_dense.utils.lazy import public_name, require_core
 
 if TYPE_CHECKING:
     from swin_dense.checkpoint import (
@@ -80,7 +79,7 @@ def __getattr__(name: str) -> Any:
         ImportError: a dependency is missing or broken; the message contains the reason and a fix.
     """
     if name in _HOMES:
-        packages.require_core()
+        require_core()
         if _HOMES[name] == 'swin_dense.mm':
             _registration.check_mmengine(name)
     return public_name(__name__, name, _HOMES)

@@ -25,7 +25,7 @@ HEAD = ('head.weight', 'head.bias')
 # Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 _OF_CLASSIFIER = (
-    'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
+    'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
     'outputs, build the model with '
 )
 _WINDOWS_UNKNOWN = (

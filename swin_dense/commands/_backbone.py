@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from swin_dense.commands._options import backbone_options, normalization_of
+from swin_dense.commands._options import normalization_of
 from swin_dense.create import create_backbone, warn_of_random_weights
 from swin_dense.features.extraction import Extraction, on_device
 from swin_dense.images.normalization import Normalization
@@ -26,9 +26,11 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         torch.manual_seed(0)
         warn_of_random_weights()
         name = name or 'swin_t'
-    options = {**backbone_options(args), **options}
+    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window, **options}
+    options = {option: value for option, value in given.items() if value is not None}
     backbone = create_backbone(name, args.checkpoint, prefix=args.prefix, **options)
-    return on_device(backbone, device)
+    on_device(backbone, device)
+    return backbone
 
 
 def device_of(args: argparse.Namespace) -> torch.device:

@@ -20,7 +20,8 @@ from swin_dense.commands._options import SPELLED
 from swin_dense.utils import checks
 from swin_dense.utils.deprecation import why_gone
 from swin_dense.utils.errors import is_out_of_memory
-from swin_dense.utils.packages import install_command, require_core
+from swin_dense.utils.lazy import require_core
+from swin_dense.utils.packages import install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (

@@ -32,16 +32,16 @@ class Pair(argparse.Action):
         setattr(namespace, self.dest, checks.pair(option or self.dest, values))
 
 
-def add_backbone(parser: argparse._ActionsContainer, required: bool = False, device: str | None = None) -> None:
+def add_backbone(parser: argparse._ActionsContainer, device: str | None = None) -> None:
     """Add the options for the architecture, the weights and the device of a backbone."""
     inferred = 'default: that of the checkpoint'
-    without = '' if required else ' (default: random weights)'
     parser.add_argument(
-        '--checkpoint', required=required, help=f'weights: name (`swin-dense weights`), file or address{without}'
+        '--checkpoint', help='weights: name (`swin-dense weights`), file or address (default: random weights)'
     )
     add_prefix(parser)
     parser.add_argument('--arch', help=f'swin_t to swin_l or swinv2_t to swinv2_l ({inferred}, else swin_t)')
-    add_window_size(parser, default=None, help=f'weights are resized to it ({inferred}, else 7)')
+    window = f'window size in tokens: side, or height and width; weights are resized to it ({inferred}, else 7)'
+    _add_pair(parser, '--window-size', None, window)
     parser.add_argument(
         '--clamp-window', action=argparse.BooleanOptionalAction, help='shrink windows to small maps, as classifiers do'
     )
@@ -87,12 +87,6 @@ def add_prefix(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7, help: str = '') -> None:
-    more = f'; {help}' if help else f' (default: {default})'
-    square = None if default is None else (default, default)
-    _add_pair(parser, '--window-size', square, f'window size in tokens: side, or height and width{more}')
-
-
 def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, int] | None = None) -> None:
     _add_pair(parser, '--size', default, f'image size in pixels: height and width, or the side of a square; {help}')
 
@@ -104,11 +98,6 @@ def _add_pair(parser: argparse._ActionsContainer, option: str, default: tuple[in
 def add_device(parser: argparse._ActionsContainer, default: str | None = None) -> None:
     chosen = default or 'cuda if available, else cpu'
     parser.add_argument('--device', default=default, help=f'device to compute on (default: {chosen})')
-
-
-def add_loading(parser: argparse.ArgumentParser, batch_size: int) -> None:
-    parser.add_argument('--batch-size', type=int, default=batch_size, help='images per batch (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2, help='threads that read images (default: %(default)s)')
 
 
 def add_out(parser: argparse.ArgumentParser, help: str, required: bool = True) -> None:
@@ -138,13 +127,6 @@ def add_check_images(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_integers(args: argparse.Namespace, **minimums: int) -> None:
-    """Check the integer options that the user gave, by their names in ``args``, against their smallest values."""
-    for name, minimum in minimums.items():
-        if getattr(args, name) is not None:
-            checks.integer(f'--{name.replace("_", "-")}', getattr(args, name), minimum)
-
-
 def check_out(args: argparse.Namespace, *suffixes: str) -> None:
     """Check, before any computation, that ``--out`` can be written.
 
@@ -168,7 +150,7 @@ def check_file(path: str | Path) -> None:
 def check_backbone(args: argparse.Namespace) -> None:
     """Check the options of :func:`add_backbone` that need no torch."""
     if args.arch is not None:
-        check_arch(args.arch)
+        resolve_arch(args.arch, split_name(args.arch)[0] or 'swin')
     if args.checkpoint is None and args.prefix is not None:
         raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
     if args.checkpoint is not None:
@@ -181,13 +163,3 @@ def check_checkpoint(place: str, of_backbone: bool = True) -> None:
     if not is_address(place) and not Path(place).exists():
         advice = suggestion(place) if of_backbone else ''
         raise FileNotFoundError(f'there is no checkpoint file {place!r}{advice}')
-
-
-def check_arch(name: str) -> None:
-    resolve_arch(name, split_name(name)[0] or 'swin')
-
-
-def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a backbone that the user gave, besides its architecture and weights."""
-    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
-    return {option: value for option, value in given.items() if value is not None}

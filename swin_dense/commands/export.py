@@ -152,9 +152,8 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
     from swin_dense.features import Normalization
 
     given = normalization_of(args)
-    options = {} if args.out_indices is None else {'out_indices': args.out_indices}
     return swin_dense.export_model(
-        build_backbone(args, **options),
+        build_backbone(args, out_indices=args.out_indices),
         args.out,
         dynamic=not args.static,
         size=args.size,

@@ -20,10 +20,8 @@ from pathlib import Path
 
 from swin_dense.commands._options import (
     add_backbone,
-    add_loading,
     add_normalization,
     check_backbone,
-    check_integers,
     normalization_of,
 )
 from swin_dense.images.listing import list_images
@@ -54,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--dtype', choices=DTYPES, default='float32', help='type of the features (default: %(default)s)'
     )
     parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
-    add_loading(parser, batch_size=8)
+    parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='threads that read images (default: %(default)s)')
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='compute large images in tiles of this size')
     parser.add_argument('--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: enough to be exact)')
     parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
@@ -75,7 +74,10 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError(f'--out must be a folder, to which many files are written, got {str(args.out)!r}')
     normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
-    check_integers(args, batch_size=1, workers=0, tile=1, overlap=0, max_side=1, page=0)
+    minimums = {'batch_size': 1, 'workers': 0, 'tile': 1, 'overlap': 0, 'max_side': 1, 'page': 0}
+    for name, minimum in minimums.items():
+        if getattr(args, name) is not None:
+            checks.integer(name, getattr(args, name), minimum)
     check_backbone(args)
     packages.require('this command', 'tqdm', 'pyarrow', 'safetensors')
 

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from swin_dense.features.tiling import check_tiling
 from swin_dense.images.normalization import IMAGENET, Normalization
-from swin_dense.images.pixels import LargeImage, naming
+from swin_dense.images.pixels import naming
 from swin_dense.images.reading import pixels_of, scale
+from swin_dense.images.regions import LargeImage
 from swin_dense.images.tiles import plan_tiles
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
+Movable = TypeVar('Movable', nn.Module, Tensor)
 Maps = dict[int, Tensor]  # by stride: (C, rows, columns)
 # By stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
@@ -150,7 +152,7 @@ def check_levels(backbone: SwinBackbone, levels: Sequence[int] | None) -> tuple[
     return tuple(stride for stride in strides if stride in chosen)
 
 
-def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
+def on_device(module: Movable, device: torch.device | str) -> Movable:
     """Move a module or a tensor to a device; raise ValueError if it is not available, TypeError if it is none."""
     try:
         return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place

@@ -82,7 +82,8 @@ class Extractor:
         checks.integer('workers', self.workers, minimum=0)
         self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-        backbone = on_device(create_backbone(None, self.checkpoint, prefix=self.prefix), device)
+        backbone = create_backbone(None, self.checkpoint, prefix=self.prefix)
+        on_device(backbone, device)
         short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
         self._extraction = Extraction(
             backbone,

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow
 import torch
 from pyarrow import parquet
-from safetensors.torch import save_file
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
-from swin_dense.utils.atomic import write_json, written_whole
+from swin_dense.utils.atomic import write_json, write_tensors, written_whole
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 _FORMER = ('_shard-*.json', 'settings.json')
@@ -63,9 +62,8 @@ class FeatureFolder:
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         file = self._root / 'features' / digest[:2] / f'{Path(path).stem[:80]}-{digest}.safetensors'
         file.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(file) as unfinished:
-            tensors = {str(stride): level.cpu().contiguous() for stride, level in maps.items()}
-            save_file(tensors, unfinished, {'image_size': json.dumps(image_size)})
+        tensors = {str(stride): level.cpu().contiguous() for stride, level in maps.items()}
+        write_tensors(file, tensors, {'image_size': json.dumps(image_size)})
         self._add(path, image_size, file=file.relative_to(self._root).as_posix())
 
     def close(self) -> None:

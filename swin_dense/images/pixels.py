@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swin_dense.images.tiles import Box
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
 
@@ -31,26 +30,6 @@ class Pixels(NamedTuple):
 
     values: Any  # an array, or an object that reads regions when it is sliced
     has_alpha: bool = False  # the last channel is opacity, which a backbone without that channel does not need
-
-
-class LargeImage:
-    """An image of ``size``, (height, width), whose regions are read on demand, by slicing the values of its pixels."""
-
-    def __init__(self, source: Any, pixels: Pixels, is_bgr: bool = False) -> None:
-        self.source = source
-        self.size: tuple[int, int] = (pixels.values.shape[0], pixels.values.shape[1])
-        self._pixels = pixels
-        self._is_bgr = is_bgr
-
-    def read(self, top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        """Return the values in a box, half open, (h, w) or (h, w, C); an ImageError says which image is damaged."""
-        with naming(self.source), decoding():
-            region = np.asarray(self._pixels.values[top:bottom, left:right])
-        return reverse_colours(region) if self._is_bgr else region
-
-    def pixels(self, box: Box) -> Pixels:
-        """Return the pixels in a box, (top, left, bottom, right)."""
-        return self._pixels._replace(values=self.read(*box))
 
 
 def reverse_colours(values: np.ndarray) -> np.ndarray:

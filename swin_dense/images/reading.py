@@ -72,8 +72,10 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, page: int | No
 
 def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels:
     """Return the pixels of a source of :func:`read_image`, (H, W) or (H, W, C), in their original dtype."""
-    if isinstance(source, (np.ndarray, Tensor)):
-        return array_pixels(source, bgr)
+    if isinstance(source, Tensor):
+        source = _array_of(source)
+    if isinstance(source, np.ndarray):
+        return Pixels(reverse_colours(source) if bgr else source)
     if isinstance(source, Image.Image):
         with decoding():
             return _pil_pixels(source)
@@ -93,17 +95,13 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
     )
 
 
-def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
-    """Return the pixels of an array (H, W) or (H, W, C), or of a tensor (C, H, W)."""
-    if isinstance(source, Tensor):
-        if source.ndim != 3:
-            raise ImageError('a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
-        if source.dtype == torch.bfloat16:  # which numpy lacks
-            source = source.float()
-        source = source.detach().cpu().permute(1, 2, 0).numpy()
-    if bgr:
-        source = reverse_colours(source)
-    return Pixels(source)
+def _array_of(image: Tensor) -> np.ndarray:
+    """Return a tensor (C, H, W) as an array (H, W, C)."""
+    if image.ndim != 3:
+        raise ImageError('a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
+    if image.dtype == torch.bfloat16:  # which numpy lacks
+        image = image.float()
+    return image.detach().cpu().permute(1, 2, 0).numpy()
 
 
 def decode(content: bytes, page: int | None = None) -> Pixels:

@@ -12,9 +12,30 @@ import numpy as np
 from torch import Tensor
 
 from swin_dense.images import tiff
-from swin_dense.images.pixels import ImageError, LargeImage, Pixels, decoding, naming
+from swin_dense.images.pixels import ImageError, Pixels, decoding, naming, reverse_colours
 from swin_dense.images.reading import pixels_of
+from swin_dense.images.tiles import Box
 from swin_dense.utils.addresses import is_address
+
+
+class LargeImage:
+    """An image of ``size``, (height, width), whose regions are read on demand, by slicing the values of its pixels."""
+
+    def __init__(self, source: Any, pixels: Pixels, is_bgr: bool = False) -> None:
+        self.source = source
+        self.size: tuple[int, int] = (pixels.values.shape[0], pixels.values.shape[1])
+        self._pixels = pixels
+        self._is_bgr = is_bgr
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        """Return the values in a box, half open, (h, w) or (h, w, C); an ImageError says which image is damaged."""
+        with naming(self.source), decoding():
+            region = np.asarray(self._pixels.values[top:bottom, left:right])
+        return reverse_colours(region) if self._is_bgr else region
+
+    def pixels(self, box: Box) -> Pixels:
+        """Return the pixels in a box, (top, left, bottom, right)."""
+        return self._pixels._replace(values=self.read(*box))
 
 
 @contextlib.contextmanager

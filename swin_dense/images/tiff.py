@@ -39,16 +39,18 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     Raises:
         ImageError: the page does not exist, is one of several, or has an unsupported type of pixels.
     """
-    page = open_page(file, number, stack, by_regions)
+    page = _page_to_read(file, number, stack, by_regions)
     if page is None:
         return None
     kind, bits = page.dtype.kind, page.dtype.itemsize * 8
     is_32_bit = kind in 'iu' and bits == 32
     if not (kind == 'f' or (kind in 'iu' and bits <= 16) or is_32_bit):
         raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
-    regions = regions_of(page, stack) if by_regions and not is_32_bit else None
-    if regions is not None:
-        return Pixels(regions, _has_alpha(page))
+    if by_regions and not is_32_bit and _orientation(page) == 1 and find_spec('zarr'):
+        import zarr
+
+        stored = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
+        return Pixels(_Regions(page, stored), _has_alpha(page))
     # PIL's limit on the size of an image; four channels count as one pixel.
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4) > 2 * limit:
@@ -65,7 +67,7 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     return Pixels(upright(_as_shown(page, values), _orientation(page)), _has_alpha(page))
 
 
-def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Any:
+def _page_to_read(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool) -> Any:
     """Return a page of tifffile, or None if PIL must decode the file; see :func:`open_tiff`."""
     try:
         import tifffile
@@ -97,15 +99,6 @@ def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     return page
 
 
-def regions_of(page: Any, stack: contextlib.ExitStack) -> Any:
-    """Return the pixels of a page, decoded when they are sliced; None for a rotated page, and without zarr."""
-    if _orientation(page) != 1 or not find_spec('zarr'):
-        return None
-    import zarr
-
-    return _Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r'))
-
-
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     """Raise ImageError for a TIFF of which PIL would lose pages, bands or bits, or wrap or invert values."""
     if number is None and getattr(image, 'n_frames', 1) > 1:
@@ -126,6 +119,8 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
 
 
 class _Regions:
+    """The pixels of a page, decoded when they are sliced."""
+
     def __init__(self, page: Any, stored: Any) -> None:
         self._page, self._stored = page, stored
         self.shape = (page.imagelength, page.imagewidth)

@@ -10,7 +10,7 @@ from mmengine.registry import TRANSFORMS
 
 from swin_dense.images.normalization import AS_STORED, Normalization, band_count, chosen
 from swin_dense.images.pixels import ImageError, Pixels, naming
-from swin_dense.images.reading import Statistic, array_pixels, pixels_of
+from swin_dense.images.reading import Statistic, pixels_of
 
 
 @TRANSFORMS.register_module()
@@ -44,8 +44,7 @@ class LoadBands:
         """Return the results with the image."""
         source = results.get('img', results.get('img_path'))
         with naming(source):
-            pixels = array_pixels(source) if isinstance(source, np.ndarray) else pixels_of(source)
-            img = self.read(pixels)
+            img = self.read(pixels_of(source))
         return {**results, 'img': img, 'img_shape': img.shape[:2], 'ori_shape': img.shape[:2]}
 
     def read(self, pixels: Pixels) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,18 @@ def write_text(destination: Path, text: str) -> None:
 def write_json(destination: Path, content: Any) -> None:
     """Write a JSON file as a whole."""
     write_text(destination, json.dumps(content, indent=2) + '\n')
+
+
+def write_tensors(destination: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file as a whole. An error of that library, as on a full disk, is raised as an OSError."""
+    from safetensors import SafetensorError  # an optional package
+    from safetensors.torch import save_file
+
+    with written_whole(destination) as unfinished:
+        try:
+            save_file(dict(tensors), unfinished, metadata)
+        except SafetensorError as error:
+            raise OSError(f'{destination} cannot be written: {error}') from error
 
 
 def remove(path: Path) -> None:

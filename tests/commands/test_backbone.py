@@ -58,9 +58,10 @@ def test_given_options_override_inferred_ones(tmp_path):
 
 
 def test_prefix_chooses_one_of_several_backbones(tmp_path):
-    student, teacher = (saved(tmp_path / 'a.pth', **options).state_dict() for options in ({}, {'window_size': 5}))
-    both = {f'student.{key}': x for key, x in student.items()} | {f'teacher.{key}': x for key, x in teacher.items()}
-    torch.save({'state_dict': both}, tmp_path / 'a.pth')
+    student = saved(tmp_path / 'a.pth')
+    teacher = saved(tmp_path / 'a.pth', window_size=5)
+    both = torch.nn.ModuleDict({'student': student, 'teacher': teacher})
+    torch.save({'state_dict': both.state_dict()}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match=r'several backbones.*--prefix'):
         build('--checkpoint', tmp_path / 'a.pth')
     assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'teacher').window_size == (5, 5)

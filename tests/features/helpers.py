@@ -56,7 +56,9 @@ def load(path):
 
 def rows_of(out):
     """Return the rows of all parts by path; fail if a path occurs twice."""
-    rows = [row for part in sorted(out.glob('part-*.parquet')) for row in parquet.ParquetFile(part).read().to_pylist()]
+    rows = []
+    for part in sorted(out.glob('part-*.parquet')):
+        rows += parquet.ParquetFile(part).read().to_pylist()
     found = {row['path']: row for row in rows}
     assert len(found) == len(rows), 'an image has two rows'
     return found
@@ -77,4 +79,5 @@ def pooled(level, pool):
 
 def tree(folder):
     """Return the content of every file below a folder, by relative path."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+    files = sorted(path for path in folder.rglob('*') if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,5 +1,6 @@
 """`swin-dense features`: its output, and what a second run does."""
 
+import re
 import signal
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from PIL import Image
 
 from swin_dense.features.pyramid import extract_pyramid
-from tests.conftest import assert_near
+from tests.conftest import assert_near, small_disk
 from tests.features.helpers import PHOTOGRAPH, command_line, make_images, maps_of, parquet, pooled, rows_of, tree
 
 for package in ('tqdm', 'pyarrow', 'safetensors'):
@@ -106,6 +107,18 @@ def test_a_signal_loses_no_finished_image(command, tmp_path, monkeypatch):
     monkeypatch.setattr(type(backbone), 'forward', forward)
     assert run(tmp_path / 'photos', '--pool', 'avg') == 0
     assert rows_of(tmp_path / 'out').keys() == set(map(str, paths))
+
+
+def test_a_full_disk_is_named_in_one_line(command, tmp_path, capsys):
+    run, _ = command
+    Image.fromarray(PHOTOGRAPH).save(tmp_path / 'photo.png')
+    (tmp_path / 'out').mkdir()
+    with small_disk(tmp_path / 'out', '200k'):
+        assert run(tmp_path / 'photo.png') == 2
+        assert not list((tmp_path / 'out').rglob('*.safetensors'))
+    printed = capsys.readouterr().err
+    assert re.search(r'error: .*photo-\w+\.safetensors cannot be written: .*No space left', printed)
+    assert 'Traceback' not in printed
 
 
 def test_a_concurrent_run_is_refused(command, tmp_path, capsys):
