@@ -60,10 +60,7 @@ def create_backbone(
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
         network = network_of(name) or 'swin'
-        random_backbone = BACKBONES[network](name, **cast('dict[str, Any]', backbone_options))
-        random_backbone.eval()
-        random_backbone.has_random_weights = True
-        return random_backbone
+        return BACKBONES[network](name, **cast('dict[str, Any]', backbone_options)).eval()
     found = find_backbone(checkpoint, prefix)
     network, options = options_for(found, name, backbone_options)
     backbone = BACKBONES[network](**options)
@@ -71,12 +68,19 @@ def create_backbone(
     return backbone.eval()
 
 
+def has_random_weights(backbone: SwinBackbone) -> bool:
+    """Return whether the last MLP of a backbone is that of a new one: its biases are 0, which no training leaves."""
+    stages: Any = backbone.stages
+    biases = [parameter for parameter in stages[-1].blocks[-1].ffn.parameters() if parameter.ndim == 1]
+    return bool(biases) and not any(bias.any() for bias in biases)
+
+
 @functools.cache
 def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
         given = checks.argument('checkpoint')
-        _logger.warning('WARNING: no %s was given, so the weights and all results are RANDOM', given)
+        _logger.warning('WARNING: the weights and all results are RANDOM; give %s for trained weights', given)
 
 
 def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

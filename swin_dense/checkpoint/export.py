@@ -98,9 +98,9 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -
     check_destination(path, force)
     with written_whole(path) as unfinished:
         if path.suffix == '.safetensors':
-            safetensors_torch().save_file(checkpoint, unfinished.path)
+            safetensors_torch().save_file(checkpoint, unfinished)
         else:
-            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
+            with unfinished.open('wb') as file:  # given a path, torch stores that temporary name in the file
                 torch.save(checkpoint, file)
     return path
 

@@ -129,7 +129,6 @@ def load_found(target: Target, found: Found, options: Options = _STANDARD, log: 
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
     target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
-    target.backbone.has_random_weights = False
     if log is not None:
         log(report)
     return report
@@ -187,7 +186,6 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
         _convert(module, state_dict, prefix)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
             module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
-            module.has_random_weights = False  # type: ignore[assignment]
 
 
 def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.archs.weights import Weights, published
 from swin_dense.checkpoint import load_checkpoint
+from swin_dense.images.presets import PRESETS
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.ops.layout import to_maps
 from swin_dense.utils import checks, packages
-from swin_dense.utils.choices import PRESETS
 
 packages.optional('swin_dense.integrations.timm', 'timm')
 from timm.layers import Format, is_scriptable  # noqa: E402
@@ -209,8 +209,9 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
-        (features,), outputs = self.backbone(x, return_stages=True)
-        maps = [to_maps(outputs[stage][0]) for stage in wanted]
+        outs = self.backbone.forward_stages(x)
+        (features,) = self.backbone.output_maps(outs)
+        maps = [to_maps(outs[stage]) for stage in wanted]
         if norm and stages - 1 in wanted:
             maps[-1] = features
         return maps if intermediates_only else (features, maps)

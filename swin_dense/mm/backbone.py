@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
-from swin_dense.mm.dialects import translated
+from swin_dense.mm.dialects import translated, why_unknown
 from swin_dense.mm.resume import allow_training_checkpoints
 from swin_dense.models.layers import ACTIVATIONS, NORMS
+from swin_dense.models.options import reject_unknown
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 from swin_dense.ops.layout import to_maps
@@ -89,7 +90,10 @@ class SwinDense(SwinBackbone, BaseModule):
     ) -> None:
         if img_size is not None:
             options['img_size'] = img_size
-        options, notes = translated({'arch': arch, **options}, self._prefix)
+        options, notes = translated({'arch': arch, **options}, self.network)
+        allowed = self.option_names()
+        unknown = {name: value for name, value in options.items() if name not in allowed}
+        reject_unknown(unknown, allowed, why_unknown)
         if notes:
             lines = '\n  '.join(notes)
             said = f'{type(self).__name__} translated options of a config for another Swin:\n  {lines}'
@@ -138,18 +142,18 @@ class SwinDense(SwinBackbone, BaseModule):
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
-    def forward(self, img: Tensor, return_stages: bool = False) -> Any:
+    def forward(self, img: Tensor) -> Any:
         """Compute the feature pyramid as :meth:`SwinBackbone.forward`, with the outputs that BEVDet's options add."""
         if not (self.output_missing_index_as_none or self.return_stereo_feat):
-            return super().forward(img, return_stages)
-        maps, stages = super().forward(img, return_stages=True)
+            return super().forward(img)
+        outs = self.forward_stages(img)
+        maps: Any = self.output_maps(outs)
         if self.output_missing_index_as_none:
             by_stage = dict(zip(self.out_indices, maps, strict=True))
             maps = tuple(map(by_stage.get, range(len(self.arch.depths))))
         if self.return_stereo_feat:
-            first, _ = stages[0]
-            maps = (to_maps(first), *maps)
-        return (maps, stages) if return_stages else maps
+            maps = (to_maps(outs[0]), *maps)
+        return maps
 
     def log_load(self, report: Report) -> None:
         """Write the report of a loaded checkpoint to the log of the run."""

@@ -6,8 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swin_dense.archs.arch import arch_letter, resolve_arch
-from swin_dense.models.options import FOREIGN_OPTIONS, IMPLIED_OPTIONS
+from swin_dense.models import options as core_options
 
+# Option names of other Swin implementations, and the names here.
+FOREIGN_OPTIONS = {
+    'embed_dim': 'embed_dims',
+    'in_chans': 'in_channels',
+    'num_channels': 'in_channels',
+    'img_size': 'pretrain_img_size',
+    'ape': 'use_abs_pos_embed',
+    'use_checkpoint': 'with_cp',
+    'norm_layer': 'norm_cfg',
+    'act_layer': 'act_cfg',
+    'stochastic_depth_prob': 'drop_path_rate',
+}
+# Options of other Swin implementations that are not options here, and the values with which they change nothing. With
+# these values they are left out.
+IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
+    'out_after_downsample': (False,),
+    'interpolate_mode': ('bicubic',),
+    'norm_eval': (False, True),  # acts on batch norms only
+    'patch_cfg': ({}, None),
+    'stage_cfgs': ({}, None),
+    'pretrain_style': ('official', 'mmcls'),
+    'fused_window_process': (False,),
+}
 # Names that only the authors' code has, which mmdet 2.x and its forks took over.
 _AUTHORS = {'embed_dim', 'in_chans', 'ape', 'use_checkpoint', 'norm_layer'}
 # Names that only the classifiers have: mmpretrain's, and for img_size also the authors'.
@@ -117,3 +140,13 @@ def _window_of(stage_cfgs: Any) -> int | None:
         if settings:
             return None
     return windows[0] if len(set(windows)) == 1 else None
+
+
+def why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """Return what follows the name of an unknown option in its error; see ``reject_unknown`` in ``models.options``."""
+    if name == 'stage_cfgs':
+        return f': {value!r} is not supported; only one window for all blocks is, window_size'
+    if name in IMPLIED_OPTIONS:
+        values = ' or '.join(map(repr, IMPLIED_OPTIONS[name]))
+        return f': {value!r} is not supported; configs of SwinDense may have {values}, which changes nothing'
+    return core_options.why_unknown(name, value, allowed)

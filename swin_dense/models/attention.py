@@ -88,8 +88,8 @@ class ShiftedWindowAttention(nn.Module):
     Args:
         w_msa: the attention within windows.
         shift: (height, width) in tokens by which the windows are shifted.
-        clamp_window: whether to shrink the window, and to drop the shift, on maps that are not larger than the window;
-            see :meth:`windows_on`.
+        clamp_window: whether to shrink the window, and to drop the shift, on maps that are not larger than the window,
+            as classifiers do.
     """
 
     def __init__(self, w_msa: WindowAttention, shift: Pair, clamp_window: bool = False) -> None:
@@ -103,17 +103,22 @@ class ShiftedWindowAttention(nn.Module):
         return self.w_msa(x, window, shift)
 
     def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
-        """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.
-
-        With ``clamp_window``, as in classifiers, if the map is not larger than the window on both sides, the window is
-        at most the shorter side of the map, and the shift is 0.
-        """
-        window = self.w_msa.window_size
-        if not self.clamp_window or (height > window[0] and width > window[1]):
-            return window, self.shift
-        side = min(height, width)
-        return (min(window[0], side), min(window[1], side)), (0, 0)
+        """Return window and shift, both (height, width) in tokens, on a map of height x width tokens."""
+        if self.clamp_window:
+            return _clamped(self.w_msa.window_size, self.shift, height, width)
+        return self.w_msa.window_size, self.shift
 
     def extra_repr(self) -> str:
         clamp = ', clamp_window=True' if self.clamp_window else ''
         return f'shift={self.shift}{clamp}'
+
+
+def _clamped(window: Pair, shift: Pair, height: int, width: int) -> tuple[Pair, Pair]:
+    """Return window and shift on a map as classifiers choose them.
+
+    If the map is not larger than the window on both sides, the window is at most its shorter side, and the shift is 0.
+    """
+    if height > window[0] and width > window[1]:
+        return window, shift
+    side = min(height, width)
+    return (min(window[0], side), min(window[1], side)), (0, 0)

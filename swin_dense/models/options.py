@@ -1,15 +1,13 @@
-"""Check and resolve backbone options, and explain unknown ones and unsuitable images."""
+"""The options of the backbones: their types, their checks, and what unknown ones probably mean."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-import torch
-from torch import Tensor
-
 from swin_dense.archs.arch import Arch, resolve_arch
+from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
 
@@ -48,33 +46,6 @@ class Options(OptionsOfBoth, total=False):
     qk_scale: float | None
     use_rel_pos_bias: bool
     pretrained_window_size: int | Sequence[int]
-
-
-# Option names of other Swin implementations, and the names here. SwinDense accepts them.
-FOREIGN_OPTIONS = {
-    'embed_dim': 'embed_dims',
-    'in_chans': 'in_channels',
-    'num_channels': 'in_channels',
-    'img_size': 'pretrain_img_size',
-    'ape': 'use_abs_pos_embed',
-    'use_checkpoint': 'with_cp',
-    'norm_layer': 'norm_cfg',
-    'act_layer': 'act_cfg',
-    'stochastic_depth_prob': 'drop_path_rate',
-}
-# Options of other Swin implementations that are not options here, and the values with which they change nothing. With
-# these values SwinDense accepts them.
-IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
-    'out_after_downsample': (False,),
-    'interpolate_mode': ('bicubic',),
-    'norm_eval': (False, True),  # acts on batch norms only
-    'patch_cfg': ({}, None),
-    'stage_cfgs': ({}, None),
-    'pretrain_style': ('official', 'mmcls'),
-    'output_missing_index_as_none': (False,),
-    'return_stereo_feat': (False,),
-    'fused_window_process': (False,),
-}
 
 
 def resolved_arch(
@@ -147,29 +118,26 @@ def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: 
     return tuple(values)
 
 
-def reject_unknown(unknown: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Raise TypeError if options are unknown: for each, the name or the place that the user probably meant."""
-    reasons = [f'{name!r}{_why_unknown(name, value, allowed)}' for name, value in unknown.items()]
-    if len(reasons) == 1:
-        raise TypeError(f'unknown option {reasons[0]}; the options are {list(allowed)}')
-    if reasons:
-        listed = '\n  '.join(reasons)
-        raise TypeError(f'unknown options:\n  {listed}\nThe options are {list(allowed)}')
+def position_grid(pretrain_img_size: int | Sequence[int], patch_size: int) -> Pair:
+    """Return the (height, width) in tokens of the absolute position embedding."""
+    height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=patch_size)
+    return height // patch_size, width // patch_size
 
 
-def _why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
+def shift(use_shift: bool, window: Pair) -> Pair:
+    """Return the (height, width) in tokens by which every second block shifts its windows."""
+    if not checks.boolean('use_shift', use_shift):
+        return 0, 0
+    return window[0] // 2, window[1] // 2
+
+
+def why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """Return what follows the name of an unknown option in its error: what its user probably meant."""
     if name == 'img_size':
         return (
             ': images of any size work; the size for which an absolute position embedding was trained is '
             "'pretrain_img_size'"
         )
-    if name in FOREIGN_OPTIONS:
-        return f': it is called {FOREIGN_OPTIONS[name]!r} here'
-    if name == 'stage_cfgs':
-        return f': {value!r} is not supported; only one window for all blocks is, window_size'
-    if name in IMPLIED_OPTIONS:
-        values = ' or '.join(map(repr, IMPLIED_OPTIONS[name]))
-        return f': {value!r} is not supported; configs of SwinDense may have {values}, which changes nothing'
     if name in ('pretrained', 'init_cfg', 'convert_weights'):
         return (
             ' is an option of SwinDense in mmengine configs; for SwinBackbone use load_checkpoint or '
@@ -180,38 +148,22 @@ def _why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
     return checks.closest(name, allowed)
 
 
+def reject_unknown(
+    unknown: Mapping[str, Any],
+    allowed: Sequence[str],
+    why: Callable[[str, Any, Sequence[str]], str] = why_unknown,
+) -> None:
+    """Raise TypeError if options are unknown: for each, the name or the place that the user probably meant."""
+    reasons = [f'{name!r}{why(name, value, allowed)}' for name, value in unknown.items()]
+    if len(reasons) == 1:
+        raise TypeError(f'unknown option {reasons[0]}; the options are {list(allowed)}')
+    if reasons:
+        listed = '\n  '.join(reasons)
+        raise TypeError(f'unknown options:\n  {listed}\nThe options are {list(allowed)}')
+
+
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     """Return the rates of the blocks of each stage, rising linearly from 0 to ``last`` over all blocks."""
     steps = max(sum(depths) - 1, 1)
     rates = iter([last * block / steps for block in range(sum(depths))])
     return [list(itertools.islice(rates, depth)) for depth in depths]
-
-
-def image_error(img: object, in_channels: int, dtypes: list[torch.dtype]) -> Exception:
-    """Return the error for an image that a backbone with these channels, and weights of these dtypes, cannot take."""
-    if isinstance(img, torch.fx.Proxy):
-        return TypeError(
-            'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
-            'out_indices, register forward hooks on its stages, or use torch.export'
-        )
-    if not isinstance(img, Tensor):
-        return TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
-    if img.ndim != 4:
-        return ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
-    if not img.is_floating_point():
-        return TypeError(
-            f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
-            'or call extract_pyramid, which normalises it'
-        )
-    if img.shape[1] != in_channels:
-        return ValueError(
-            f'img must have {in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
-            f'build the backbone with in_channels={img.shape[1]}, or pass (B, {in_channels}, H, W)'
-        )
-    if 0 in img.shape[2:]:
-        return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
-    dtype = dtypes[0]
-    return TypeError(
-        f'img is {img.dtype}, but the weights are {dtype}; convert one of them, for example img.to({dtype}), '
-        'or run the backbone under torch.autocast'
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,7 @@ class SwinBackbone(nn.Module):
             one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is torch's own attention; 'triton' is experimental.
+            Gradients of gradients, as of a gradient penalty, need 'reference' if a position bias is frozen.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
@@ -109,15 +110,16 @@ class SwinBackbone(nn.Module):
         ((192, 384, 768), (8, 16, 32))
     """
 
-    __call__: _Call  # nn.Module declares neither arguments nor results
     input_preset: str | None = None
-    has_random_weights = False  # as create_backbone returns it without a checkpoint, until weights are loaded
 
     # SwinV2Backbone overrides these.
-    _prefix = 'swin'
-    _with_other_windows = ''
+    network = 'swin'
     _block = SwinBlock
     _merging = PatchMerging
+
+    if TYPE_CHECKING:  # nn.Module declares neither arguments nor results
+
+        def __call__(self, img: Tensor) -> tuple[Tensor, ...]: ...
 
     def __init__(
         self,
@@ -151,8 +153,8 @@ class SwinBackbone(nn.Module):
         **unknown: NoReturn,  # a type that no value has, so that checkers report unknown options
     ) -> None:
         super().__init__()
-        options.reject_unknown(unknown, _option_names(type(self)))
-        self.arch = options.resolved_arch(arch, self._prefix, embed_dims, depths, num_heads)
+        options.reject_unknown(unknown, self.option_names())
+        self.arch = options.resolved_arch(arch, self.network, embed_dims, depths, num_heads)
         stages = len(self.arch.depths)
         patch_size = checks.integer('patch_size', patch_size)
         self.in_channels = checks.integer('in_channels', in_channels)
@@ -162,44 +164,42 @@ class SwinBackbone(nn.Module):
         self.out_indices = options.output_stages(out_indices, stages)
         built = self.out_indices[-1] + 1
         self.frozen_stages = options.frozen_stages(frozen_stages, built)
+        self.qk_scale = None if qk_scale is None else checks.number('qk_scale', qk_scale)
+        self.use_rel_pos_bias = checks.boolean('use_rel_pos_bias', use_rel_pos_bias)
+        has_positions = checks.boolean('use_abs_pos_embed', use_abs_pos_embed)
         drop_rate = checks.rate('drop_rate', drop_rate)
         drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        hidden_channels = [options.hidden_channels(mlp_ratio, channels) for channels in self.arch.channels[:built]]
         with_cp = options.checkpointing_per_stage(with_cp, stages)
         stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
-        height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=patch_size)
+        self.position_grid = options.position_grid(pretrain_img_size, patch_size)
+        shift = options.shift(use_shift, self.window_size)
         attention = {
             'window_size': self.window_size,
             'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
-            'qk_scale': None if qk_scale is None else checks.number('qk_scale', qk_scale),
-            'use_rel_pos_bias': checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
             'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
             'proj_drop_rate': drop_rate,
             'backend': checks.one_of('attn_backend', attn_backend, BACKENDS),
         }
-        shift = (0, 0)
-        if checks.boolean('use_shift', use_shift):
-            shift = (self.window_size[0] // 2, self.window_size[1] // 2)
 
         self.num_features = list(self.arch.channels)
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
-        self.position_grid = (height // patch_size, width // patch_size)
 
         self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, patch_size, stage_norm_cfg)
         self.absolute_pos_embed: nn.Parameter | None = None
-        if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
+        if has_positions:
             positions = torch.zeros(1, math.prod(self.position_grid), self.arch.embed_dims)
             self.absolute_pos_embed = nn.Parameter(positions)
         self.pos_drop = nn.Dropout(drop_rate)
         self.stages = nn.ModuleList()
         for stage in range(built):
             channels = self.arch.channels[stage]
-            hidden_channels = options.hidden_channels(mlp_ratio, channels)
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
                 w_msa = self._make_attention(channels, self.arch.num_heads[stage], **attention)
                 attn = ShiftedWindowAttention(w_msa, shift if block % 2 else (0, 0), self.clamp_window)
-                ffn = FFN(channels, hidden_channels, act_cfg, drop_rate)
+                ffn = FFN(channels, hidden_channels[stage], act_cfg, drop_rate)
                 blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
             downsample = None if is_last else self._merging(channels, self.strides[stage + 1], stage_norm_cfg)
@@ -211,21 +211,25 @@ class SwinBackbone(nn.Module):
         self.reset_parameters()
         self._freeze()
 
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Return the names of the options of this class, including those of its base classes."""
+        names: dict[str, None] = {}  # a set that keeps the order
+        for base in cls.__mro__:
+            if issubclass(base, SwinBackbone) and '__init__' in vars(base):
+                for parameter in inspect.signature(base).parameters.values():
+                    if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                        names[parameter.name] = None
+        return list(names)
+
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
-        return WindowAttention(channels, num_heads, **settings)
+        position = self.use_rel_pos_bias
+        return WindowAttention(channels, num_heads, qk_scale=self.qk_scale, use_rel_pos_bias=position, **settings)
 
     @property
     def window_size(self) -> Pair:
         """(height, width) of the windows in tokens; fixed, because the position bias tables have this size."""
         return self._window_size
-
-    @window_size.setter
-    def window_size(self, window_size: Any) -> None:
-        raise AttributeError(
-            f'window_size cannot change from {self._window_size} to {window_size!r}, because the weights depend on it: '
-            f'build a backbone with window_size={window_size!r}{self._with_other_windows} and call '
-            'load_checkpoint(new, old.state_dict())'
-        )
 
     def reset_parameters(self) -> None:
         """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
@@ -238,7 +242,6 @@ class SwinBackbone(nn.Module):
         """Set training or evaluation mode, but keep frozen stages frozen; return self."""
         super().train(mode)
         self._freeze()
-        self.has_random_weights = self.has_random_weights and not mode  # to train from random weights is no mistake
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
@@ -267,46 +270,51 @@ class SwinBackbone(nn.Module):
         blocks = [*merging, (r'^stages\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
         return {'stem': r'^patch_embed', 'blocks': blocks}
 
-    def forward(self, img: Tensor, return_stages: bool = False) -> Any:
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         """Compute the feature pyramid.
 
         Args:
             img: (B, in_channels, H, W), any H and W of at least 1 pixel.
-            return_stages: whether to return also what each stage returns, see :class:`SwinStage`.
 
         Returns:
-            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage. With ``return_stages``, a pair of
-            these and of one pair of maps (B, H_i, W_i, C_i) per stage, without output norms.
+            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
-        dtypes = [parameter.dtype for parameter in self.patch_embed.parameters()]
-        fits = (
-            isinstance(img, Tensor)
-            and img.is_floating_point()
-            and img.ndim == 4
-            and img.shape[1] == self.in_channels
-            and 0 not in img.shape[2:]
-            and (img.dtype in dtypes or not dtypes or compat.is_autocast_enabled(img.device.type))
-        )
-        if not fits:
-            raise options.image_error(img, self.in_channels, dtypes)
+        outs = self.forward_stages(img)
+        return self.output_maps(outs)
+
+    def forward_stages(self, img: Tensor) -> list[Tensor]:
+        """Return the map of every stage, (B, H_i, W_i, C_i), before the output norms."""
+        x = self.embed(img)
+        outs = []
+        for stage in self.stages:
+            out, x = stage(x)
+            outs.append(out)
+        return outs
+
+    def output_maps(self, outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the normalised maps, (B, C_i, H_i, W_i), of the output stages, given those of all stages."""
+        maps = []
+        for stage in self.out_indices:
+            norm = getattr(self, f'norm{stage}')
+            maps.append(to_maps(norm(outs[stage])))
+        return tuple(maps)
+
+    def embed(self, img: Tensor) -> Tensor:
+        """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""
+        is_image = isinstance(img, Tensor) and img.ndim == 4 and img.is_floating_point()
+        if not is_image or img.shape[1] != self.in_channels or 0 in img.shape[2:]:
+            raise _image_error(img, self.in_channels)
         if img.is_cpu and not context.is_exporting():
             memory.keep_freed()
-        x = self.patch_embed(img)
+        try:
+            x = self.patch_embed(img)
+        except RuntimeError:
+            _check_dtype(img, self.patch_embed)
+            raise
         if self.absolute_pos_embed is not None:
             position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
             x = x + position.to(x.dtype)
-        x = self.pos_drop(x)
-        maps, stages = [], []
-        for index, stage in enumerate(self.stages):
-            out, x = stage(x)
-            if index in self.out_indices:
-                norm = getattr(self, f'norm{index}')
-                maps.append(to_maps(norm(out)))
-            if return_stages:
-                stages.append((out, x))
-        if return_stages:
-            return tuple(maps), tuple(stages)
-        return tuple(maps)
+        return self.pos_drop(x)
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:
@@ -318,17 +326,6 @@ class SwinBackbone(nn.Module):
             _freeze_module(self.stages[stage])
             if stage in self.out_indices:
                 _freeze_module(getattr(self, f'norm{stage}'))
-
-
-def _option_names(kind: type[SwinBackbone]) -> list[str]:
-    """Return the option names of a backbone class, including those of its base classes."""
-    names: dict[str, None] = {}  # a set that keeps the order
-    for base in kind.__mro__:
-        if issubclass(base, SwinBackbone) and '__init__' in vars(base):
-            for parameter in inspect.signature(base).parameters.values():
-                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                    names[parameter.name] = None
-    return list(names)
 
 
 def _freeze_module(module: nn.Module) -> None:
@@ -348,19 +345,35 @@ def initialise(module: nn.Module) -> None:
         module.reset_position()
 
 
-class _Call(Protocol):
-    """The arguments and results of ``SwinBackbone.forward``, for type checkers and editors."""
+def _image_error(img: object, in_channels: int) -> Exception:
+    """Return the error for an image that a backbone with this number of channels cannot take."""
+    if isinstance(img, torch.fx.Proxy):
+        return TypeError(
+            'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
+            'out_indices, register forward hooks on its stages, or use torch.export'
+        )
+    if not isinstance(img, Tensor):
+        return TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+    if img.ndim != 4:
+        return ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
+    if not img.is_floating_point():
+        return TypeError(
+            f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
+            'or call extract_pyramid, which normalises it'
+        )
+    if img.shape[1] != in_channels:
+        return ValueError(
+            f'img must have {in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
+            f'build the backbone with in_channels={img.shape[1]}, or pass (B, {in_channels}, H, W)'
+        )
+    return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
 
-    @overload
-    def __call__(
-        self,
-        img: Tensor,
-        return_stages: Literal[False] = False,
-    ) -> tuple[Tensor, ...]: ...
-    @overload
-    def __call__(
-        self,
-        img: Tensor,
-        *,
-        return_stages: Literal[True],
-    ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...
+
+def _check_dtype(img: Tensor, patch_embed: nn.Module) -> None:
+    """Raise an error if the dtype of an image is that of no parameter of the patch embedding, which has failed."""
+    dtypes = sorted({parameter.dtype for parameter in patch_embed.parameters()}, key=str)
+    if dtypes and img.dtype not in dtypes:
+        raise TypeError(
+            f'img is {img.dtype}, but the weights are {dtypes[0]}; convert one of them, for example '
+            f'img.to({dtypes[0]}), or run the backbone under torch.autocast'
+        )

@@ -90,10 +90,13 @@ class CosineWindowAttention(WindowAttention):
         """Split x into heads and scale each to length 1, (B, H, W, A, D), in float32 or higher precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         heads = x.unflatten(-1, (self.num_heads, -1)).to(dtype)
-        # As F.normalize, which has no second derivatives at zero, the query and key of a padding token.
         # A product, because LiteRT's converter takes no power of five axes.
         squares = (heads * heads).sum(-1, keepdim=True)
-        return heads / squares.clamp(min=1e-24).sqrt()
+        # The key of a padding token is 0. It has no direction and no gradient: the derivative of F.normalize, 1e12
+        # there, is infinite in float16.
+        is_zero = squares < 1e-24
+        factors = squares.masked_fill(is_zero, 1.0).rsqrt().masked_fill(is_zero, 0.0)
+        return heads * factors
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         trained = self.pretrained_window_size or window
@@ -146,10 +149,7 @@ class SwinV2Backbone(SwinBackbone):
         [(1, 96, 16, 23), (1, 192, 8, 12), (1, 384, 4, 6), (1, 768, 2, 3)]
     """
 
-    _prefix = 'swinv2'
-    _with_other_windows = (
-        ' and pretrained_window_size, the side of the windows that the weights were trained with, one or one per stage,'
-    )
+    network = 'swinv2'
     _block = SwinBlockV2
     _merging = PatchMergingV2
 
@@ -161,6 +161,11 @@ class SwinV2Backbone(SwinBackbone):
         pretrained_window_size: int | Sequence[int] = 0,
         **options: Unpack[OptionsOfBoth],
     ) -> None:
+        given: Mapping[str, Any] = options  # a config for V1 may have its options
+        if given.get('qk_scale') is not None:
+            raise ValueError(f'qk_scale={given["qk_scale"]}: Swin V2 learns a scale per head; leave qk_scale out')
+        if not given.get('use_rel_pos_bias', True):
+            raise ValueError('use_rel_pos_bias=False: Swin V2 always has a position bias; leave the option out')
         super().__init__(arch, window_size=window_size, **options)
         stages = len(self.arch.depths)
         if isinstance(pretrained_window_size, int):
@@ -173,12 +178,11 @@ class SwinV2Backbone(SwinBackbone):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
 
+    @classmethod
+    def option_names(cls) -> list[str]:
+        return [name for name in super().option_names() if name not in ('qk_scale', 'use_rel_pos_bias')]
+
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
-        qk_scale = settings.pop('qk_scale')
-        if qk_scale is not None:
-            raise ValueError(f'qk_scale={qk_scale}: Swin V2 learns a scale per head; leave qk_scale out')
-        if not settings.pop('use_rel_pos_bias'):
-            raise ValueError('use_rel_pos_bias=False: Swin V2 always has a position bias; leave the option out')
         return CosineWindowAttention(channels, num_heads, **settings)
 
     def reset_parameters(self) -> None:
@@ -187,7 +191,9 @@ class SwinV2Backbone(SwinBackbone):
         for module in self.modules():
             if isinstance(module, SwinBlockV2):
                 for norm in (module.norm1, module.norm2):
-                    nn.init.zeros_(cast('Tensor', norm.weight))
+                    weight = getattr(norm, 'weight', None)
+                    if weight is not None:
+                        nn.init.zeros_(weight)
 
 
 # The networks, by the beginning of the names of their architectures.

@@ -53,9 +53,9 @@ def window_attention(
     if backend not in BACKENDS:
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     # The kernel is an operator of its own, which torch.compile records.
-    needs_plain = context.is_exporting() if backend == 'triton' else context.needs_plain_operations(x)
+    needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
-    if backend == 'reference' or needs_plain or sees_weights:
+    if backend == 'reference' or needs_reference or sees_weights:
         return reference.window_attention(x, project, relative_bias, spec, attn_drop)
     dropout = attn_drop.p if attn_drop.training else 0.0
     implementation = triton if backend == 'triton' else gathered

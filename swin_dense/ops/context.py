@@ -19,9 +19,9 @@ def is_exporting() -> bool:
     return torch.jit.is_tracing() or compat.is_exporting()
 
 
-def is_tracing() -> bool:
-    """Return whether an exporter or torch.compile is recording a graph, which must be valid for other sizes."""
-    return compat.is_compiling() or is_exporting()
+def is_recording() -> bool:
+    """Return whether torch.compile or an exporter is recording a graph, which must be valid for other sizes."""
+    return compat.is_compiling() or torch.jit.is_tracing()
 
 
 def is_transformed() -> bool:
@@ -29,16 +29,16 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def needs_plain_operations(x: Tensor) -> bool:
-    """Return whether only plain, composable ATen operations may be used for ``x``."""
-    if is_tracing():
-        # torch.compile cannot trace the rest. For a GPU, it fuses plain operations.
+def needs_reference(x: Tensor) -> bool:
+    """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
+    if is_recording():
+        # torch.compile cannot trace the rest. For a GPU, it fuses these operations.
         return is_exporting() or is_transformed() or not x.is_cpu
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
-    is_in_mode = any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
-    return x.is_cpu and (is_in_mode or _get_current_dispatch_mode() is not None)
+    modes = set(map(type, _get_current_function_mode_stack())) - {DeviceContext}
+    return x.is_cpu and (bool(modes) or _get_current_dispatch_mode() is not None)
 
 
 def has_hooks(module: nn.Module) -> bool:

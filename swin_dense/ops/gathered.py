@@ -104,7 +104,7 @@ def window_attention(
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``dropout`` is the rate of dropped attention weights."""
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
-    find_plan = plan_windows if context.is_tracing() else cached_plan
+    find_plan = plan_windows if context.is_recording() else cached_plan
     plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
     qkv = project(_Move.apply(x, plan, True))
     heads = qkv.unflatten(2, (3, spec.num_heads, -1))
@@ -163,7 +163,7 @@ def _attend_by_products(
     windows = heads.unflatten(1, (-1, math.prod(spec.window)))
     q, k, v = windows.permute(3, 0, 1, 4, 2, 5)
     regions = plan.regions if any(spec.shift) else None
-    if context.is_tracing():
+    if context.is_recording():
         relative_bias = _stored_or_none(relative_bias)
         regions = _stored_or_none(regions)
     out_BNATD = reference.attend(q, k, v, relative_bias, regions, spec.scale, functools.partial(F.dropout, p=dropout))

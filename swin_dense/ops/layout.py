@@ -22,55 +22,55 @@ def pad_to_patches(img: Tensor, side: int) -> Tensor:
     return F.pad(img, (0, right, 0, bottom))
 
 
-def pad_to_windows(x: Tensor, window: Pair) -> Tensor:
-    """Pad a map, (B, H, W, C), with zeros at the right and bottom to a multiple of the window."""
-    rows, columns = window_grid(x.shape[1], x.shape[2], window)
-    return _pad(x, rows * window[0], columns * window[1])
+def pad_to_windows(x_BHWC: Tensor, window: Pair) -> Tensor:
+    """Pad a map with zeros at the right and bottom to a multiple of the window."""
+    rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], window)
+    return _pad(x_BHWC, rows * window[0], columns * window[1])
 
 
-def neighbours(x: Tensor, stride: int) -> Tensor:
+def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
     """Join 2x2 tokens every ``stride`` tokens, with zeros beyond the map.
 
     Args:
-        x: (B, H, W, C).
+        x_BHWC: a map.
         stride: stride in tokens.
 
     Returns:
         (B, ceil(H / stride), ceil(W / stride), 4C), ordered by channel and then row by row, as ``nn.Unfold`` does.
     """
-    rows, columns = window_grid(x.shape[1], x.shape[2], (stride, stride))
-    channels = x.shape[3]
+    rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], (stride, stride))
+    channels = x_BHWC.shape[3]
     if stride == 2:
-        x = _pad(x, rows * 2, columns * 2)
+        x_BHWC = _pad(x_BHWC, rows * 2, columns * 2)
     else:
-        x = _with_copies(x, stride, (rows, columns))
+        x_BHWC = _with_copies(x_BHWC, stride, (rows, columns))
     # Two neighbours in a row of the map are 2C numbers in a row of memory.
-    pairs = x.reshape(-1, 2, columns, 2 * channels).transpose(1, 2)
+    pairs = x_BHWC.reshape(-1, 2, columns, 2 * channels).transpose(1, 2)
     cells = pairs.clone(memory_format=torch.contiguous_format)  # not reshape: see to_maps
     # Copying first by neighbour, and then by channel, is two to four times as fast as one copy.
     by_neighbour = cells.reshape(-1, rows, columns, 4, channels)
     return by_neighbour.transpose(3, 4).flatten(3)
 
 
-def _with_copies(x: Tensor, stride: int, grid: Pair) -> Tensor:
+def _with_copies(x_BHWC: Tensor, stride: int, grid: Pair) -> Tensor:
     """Return a map in which the 2x2 tokens of each place of the grid are neighbours of no other place."""
     rows, columns = grid
     least = max(stride, 2)  # the last pair of rows may begin in the last row of the map
-    x = _pad(x, (rows - 1) * stride + least, (columns - 1) * stride + least)
-    step = torch.arange(2, device=x.device)
-    row = torch.arange(rows, device=x.device)[:, None] * stride + step
-    column = torch.arange(columns, device=x.device)[:, None] * stride + step
-    return x.index_select(1, row.flatten()).index_select(2, column.flatten())
+    x_BHWC = _pad(x_BHWC, (rows - 1) * stride + least, (columns - 1) * stride + least)
+    step = torch.arange(2, device=x_BHWC.device)
+    row = torch.arange(rows, device=x_BHWC.device)[:, None] * stride + step
+    column = torch.arange(columns, device=x_BHWC.device)[:, None] * stride + step
+    return x_BHWC.index_select(1, row.flatten()).index_select(2, column.flatten())
 
 
-def _pad(x: Tensor, height: int, width: int) -> Tensor:
-    """Pad a map, (B, H, W, C), with zeros at the right and bottom to a size."""
-    bottom = height - x.shape[1]
-    right = width - x.shape[2]
+def _pad(x_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """Pad a map with zeros at the right and bottom to a size."""
+    bottom = height - x_BHWC.shape[1]
+    right = width - x_BHWC.shape[2]
     # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
-    if not context.is_tracing() and bottom == right == 0:
-        return x
-    return F.pad(x, (0, 0, 0, right, 0, bottom))
+    if not context.is_recording() and bottom == right == 0:
+        return x_BHWC
+    return F.pad(x_BHWC, (0, 0, 0, right, 0, bottom))
 
 
 def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
@@ -97,10 +97,10 @@ def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
     return resized.permute(0, 2, 3, 1)
 
 
-def to_maps(x: Tensor) -> Tensor:
-    """Return tokens, (B, H, W, C), as contiguous maps, (B, C, H, W)."""
+def to_maps(x_BHWC: Tensor) -> Tensor:
+    """Return tokens as contiguous maps, (B, C, H, W)."""
     # Tensor.contiguous would branch on whether a side is 1, which an exported graph must not do.
-    return x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+    return x_BHWC.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:

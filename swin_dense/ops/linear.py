@@ -36,6 +36,9 @@ _TORCHS_FORWARD = nn.Linear.forward
 
 # A constant, which torch.compile need not trace.
 IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
+# oneDNN keeps code for every number of rows, so that memory grows with each new image size. Products of fewer
+# multiplications gain too little for that, and are left to MKL.
+LEAST_WORK = 3e8
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,7 +49,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether oneDNN computes the same as ``F.linear`` in this context."""
+    """Return whether oneDNN computes the same as ``F.linear`` in this context, and is worth its memory."""
+    if context.is_exporting():
+        return False
+    is_compiling = compat.is_compiling()
+    if not is_compiling and x.numel() * len(weight) < LEAST_WORK:  # each answer would compile a graph of its own
+        return False
     if nn.Linear.forward is not _TORCHS_FORWARD:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
@@ -60,9 +68,9 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     bias_fits = bias is None or bias.is_contiguous()
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
-    if compat.is_compiling():
-        return not context.is_exporting()  # torch.compile cannot trace the rest
-    return torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x)
+    if is_compiling:
+        return True  # torch.compile cannot trace the rest
+    return torch._C._get_mkldnn_enabled() and not context.needs_reference(x)
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

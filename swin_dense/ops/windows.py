@@ -7,8 +7,9 @@ the map. Rows and columns are independent, so every index table is an outer sum 
 All functions are pure. A graph recorded from them is valid for every size, because sizes are used only as operands of
 ``+``, ``*``, ``//`` and comparisons, on non-negative integers.
 
-Suffixes name the axes: B batch, H and W the grid in tokens, C channels, N windows per image, T tokens per window.
-Windows and shifts are (height, width) in tokens.
+Suffixes of tensors name their axes, in all of ``swin_dense.ops``: B batch, H and W the grid in tokens, C channels,
+N windows per image, T tokens per window, A heads, D channels per head, P offsets in a position bias table. Windows and
+shifts are (height, width) in tokens.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def tokens_of_slots(height: int, width: int, window: Pair, shift: Pair, device: 
 
 def slots_of_tokens(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
     """Return the slot of each token of a map, (H, W): numbered window by window, and row by row in a window."""
-    _, columns = window_grid(height, width, window)
-    tokens = window[0] * window[1]
+    _, num_columns = window_grid(height, width, window)
+    num_tokens = window[0] * window[1]
     window_row, y = _slots_of_rows(height, window[0], shift[0], device)
     window_column, x = _slots_of_rows(width, window[1], shift[1], device)
-    of_row = window_row * columns * tokens + y * window[1]
-    of_column = window_column * tokens + x
+    of_row = window_row * num_columns * num_tokens + y * window[1]
+    of_column = window_column * num_tokens + x
     return of_row[:, None] + of_column
 
 
@@ -89,14 +90,14 @@ def _outer_sum(y: Tensor, x: Tensor) -> Tensor:
     return grid.flatten(2).flatten(0, 1)
 
 
-def split_edge(windows: int, shift: int) -> list[int]:
+def split_edge(num_windows: int, shift: int) -> list[int]:
     """Return how many windows along one axis have tokens from one edge of the map, and then how many from both.
 
     Only the last row (or column) of windows has tokens from both edges.
     """
-    if shift == 0 or windows == 1:
-        return [windows]
-    return [windows - 1, 1]
+    if shift == 0 or num_windows == 1:
+        return [num_windows]
+    return [num_windows - 1, 1]
 
 
 def region_ids(
@@ -114,38 +115,36 @@ def region_ids(
     Returns:
         (N, T) integers from 0 to 3, of which all windows with the same largest one have the same.
     """
-    row = _rows_of_slots(height, window[0], 0, device)
-    column = _rows_of_slots(width, window[1], 0, device)
-    is_moved_row = row >= row.numel() - shift[0]
-    is_moved_column = column >= column.numel() - shift[1]
+    is_moved_row = _rows_of_slots(height, window[0], shift[0], device) < shift[0]
+    is_moved_column = _rows_of_slots(width, window[1], shift[1], device) < shift[1]
     return _outer_sum(2 * is_moved_row.long(), is_moved_column.long())
 
 
-def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
+def central_offsets(table_PA: Tensor, window: Pair, smaller: Pair) -> Tensor:
     """Return the rows of a window's bias table for the offsets that occur in a smaller window."""
     height, width = window
-    offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
+    offsets = table_PA.unflatten(0, (2 * height - 1, 2 * width - 1))
     # The offset 0 is at index height - 1, and the farthest of the smaller window is its side - 1.
     rows = slice(height - smaller[0], height + smaller[0] - 1)
     columns = slice(width - smaller[1], width + smaller[1] - 1)
     return offsets[rows, columns].flatten(0, 1)
 
 
-def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
+def relative_position_bias(table_PA: Tensor, window: Pair) -> Tensor:
     """Expand a bias table over all pairs of tokens of one window.
 
     Entry (a, q, k) comes from the table's row for the offset of token q from token k, in the order of the official
     ``relative_position_index``. The lookup is a sliding view of the table and needs no index buffer.
 
     Args:
-        table: ((2 * window height - 1) * (2 * window width - 1), A).
+        table_PA: (P, A), where P is (2 * window height - 1) * (2 * window width - 1).
         window: (height, width) in tokens.
 
     Returns:
         (A, T, T).
     """
     height, width = window
-    offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
+    offsets = table_PA.unflatten(0, (2 * height - 1, 2 * width - 1))
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     bias = views.permute(2, 0, 1, 3, 4).flip(3, 4)
     return bias.flatten(3).flatten(1, 2)

@@ -34,6 +34,19 @@ DISTRIBUTIONS = {
 }
 
 
+def require_core() -> None:
+    """Raise ImportError if a package that all but the runtime needs is missing or broken."""
+    for module in ('numpy', 'PIL.Image', 'torch'):
+        try:
+            import_module(module)
+        except Exception as error:  # a broken package can raise any error
+            package = module.partition('.')[0]
+            reason = f'{type(error).__name__}: {error}'
+            raise ImportError(
+                f'swin_dense needs {package}, which cannot be imported ({reason}); run `swin-dense doctor` for details'
+            ) from None
+
+
 def require(user: str, *packages: str) -> None:
     """Raise ImportError, with how to install them, if ``packages`` (import names) that ``user`` needs are missing."""
     missing = [package for package in packages if find_spec(package) is None]

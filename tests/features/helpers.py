@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import random
 import sys
-from importlib.util import find_spec
 
 from PIL import Image
 
@@ -14,11 +13,6 @@ from tests.conftest import IfInstalled, photograph, tiny
 safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
 PHOTOGRAPH = photograph(300, 451)
-
-
-def counted(pages):
-    """Return how an error states a number of pages, which only tifffile counts."""
-    return pages if find_spec('tifffile') else 'several'
 
 
 def in_a_process(function):
@@ -71,6 +65,14 @@ def rows_of(out):
 def maps_of(out, image):
     """Return the maps and the image size that a feature folder holds for an image."""
     return load(out / rows_of(out)[str(image)]['file'])
+
+
+def pooled(level, pool):
+    """Pool a map (C, H, W) to a vector in float64, by the definition of the pooling."""
+    level = level.double()
+    if pool == 'avg':
+        return level.mean((1, 2))
+    return level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
 
 
 def tree(folder):

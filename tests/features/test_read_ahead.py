@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 from concurrent.futures import wait
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.bench_host import held_mib
-from swin_dense.features import inference
-from swin_dense.features.inference import Item, Runner, batches, read_ahead
-from swin_dense.images.normalization import Inference
+from swin_dense.features import runner
+from swin_dense.features.extraction import Extraction
+from swin_dense.features.runner import Item, Runner, batches, read_ahead
+from tests.conftest import tiny
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def items_of(paths):
 
 
 def read(item):
-    return Runner(SimpleNamespace(in_channels=3), Inference())._read(item)
+    return Runner(Extraction(tiny()))._read(item)
 
 
 @pytest.mark.parametrize('workers', [0, 1, 3])
@@ -52,9 +52,9 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
 
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
-    limit = inference._AHEAD_BYTES
+    limit = runner._AHEAD_BYTES
     costs = dict(zip('abcdefg', [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
-    monkeypatch.setattr(inference, 'decoded_bytes', costs.get)
+    monkeypatch.setattr(runner, 'decoded_bytes', costs.get)
     begun = {name: threading.Event() for name in costs}
 
     def note(item):
@@ -79,7 +79,7 @@ def peak_of_photographs(path, limit):
     One image is decoded at a time, because a decoder holds further copies, and how many decode at the same time depends
     on the load of the machine.
     """
-    inference._AHEAD_BYTES = limit
+    runner._AHEAD_BYTES = limit
     before = held_mib('VmHWM')
     decoding = threading.Lock()
 
@@ -144,11 +144,11 @@ def test_an_image_alone_in_its_batch_is_not_copied():
 
 
 def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(inference, '_WAITING_BYTES', 100)
+    monkeypatch.setattr(runner, '_WAITING_BYTES', 100)
     samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))
     next(batches(samples, 8))
     assert next(samples)[0] <= 7
     samples = iter((i, torch.zeros(1, 1, i, dtype=torch.uint8)) for i in range(1, 100))
-    monkeypatch.setattr(inference, '_WAITING_BYTES', 1 << 20)
+    monkeypatch.setattr(runner, '_WAITING_BYTES', 1 << 20)
     next(batches(samples, 2))
-    assert next(samples)[0] <= 2 * inference._WAITING_BATCHES + 1
+    assert next(samples)[0] <= 2 * runner._WAITING_BATCHES + 1

@@ -306,6 +306,22 @@ def test_second_order_gradients_of_a_block(version):
     assert_same(*penalties, rtol=1e-8, atol=1e-8)
 
 
+def gradient_penalty(model):
+    img = make_image()
+    (grad,) = torch.autograd.grad(model(img)[1].square().mean(), img, create_graph=True)
+    return grad.square().mean()
+
+
+def test_a_gradient_penalty_with_frozen_stages_needs_the_reference():
+    """Torch's attention, which computes a bias that does not train, has no second derivatives."""
+    model, expected = make('reference', frozen_stages=2), make('reference')
+    penalty = gradient_penalty(model)
+    torch.testing.assert_close(penalty, gradient_penalty(expected))
+    penalty.backward()
+    with pytest.raises(RuntimeError, match=r'derivative for .* is not implemented'):
+        gradient_penalty(make('auto', frozen_stages=2)).backward()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_combination(data):

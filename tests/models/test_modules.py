@@ -168,9 +168,25 @@ def test_any_module_may_embed_the_patches():
         model([1])
 
 
+def test_parameters_may_be_converted_when_the_patch_embedding_runs():
+    """As FSDP2 does, whose parameters are in float32 until then."""
+    model = make().bfloat16()
+    expected = model(make_image().bfloat16())
+    model.patch_embed.float()
+    model.patch_embed.register_forward_pre_hook(lambda module, args: module.bfloat16() and None)
+    assert_same(model(make_image().bfloat16()), expected, rtol=0.1, atol=0.1)
+
+
+def test_an_error_of_the_patch_embedding_that_is_not_about_dtypes_is_raised():
+    model = make()
+    model.patch_embed.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError('out of memory')))
+    with pytest.raises(RuntimeError, match='out of memory'):
+        model(make_image())
+
+
 def test_the_window_size_is_fixed():
     model = make()
-    with pytest.raises(AttributeError, match='window_size=8 and call load_checkpoint'):
+    with pytest.raises(AttributeError, match='window_size'):
         model.window_size = 8
     assert model.window_size == (4, 4)
     model.stages[0].blocks[0].attn.w_msa.window_size = (8, 8)
@@ -220,10 +236,11 @@ def test_a_stage_returns_its_map_and_the_input_of_the_next():
     seen = []
     for stage in model.stages:
         stage.register_forward_hook(lambda module, args, out: seen.append((args[0], *out)))
-    outs, stages = model(make_image(), return_stages=True)
+    maps = model(make_image())
     for (_, _, merged), (given, _, _) in itertools.pairwise(seen):
         assert merged is given
-    for index, (_, *maps) in enumerate(seen):
-        assert all(ours is expected for ours, expected in zip(stages[index], maps, strict=True))
-        assert_same([getattr(model, f'norm{index}')(maps[0]).permute(0, 3, 1, 2)], [outs[index]])
-    assert_same(model(make_image()), outs, rtol=0, atol=0)
+    outs = [out for _, out, _ in seen]
+    for index, out in enumerate(outs):
+        norm = getattr(model, f'norm{index}')
+        assert_same([norm(out).permute(0, 3, 1, 2)], [maps[index]])
+    assert_same(model.forward_stages(make_image()), outs, rtol=0, atol=0)

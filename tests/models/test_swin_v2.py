@@ -79,6 +79,14 @@ def test_a_new_block_is_the_identity():
     assert torch.equal(block(x), x)
 
 
+@pytest.mark.parametrize(
+    'norm_cfg', [{'type': 'LN', 'elementwise_affine': False}, lambda channels: torch.nn.Identity()]
+)
+def test_norms_without_weights(norm_cfg):
+    model = SwinV2Backbone(**TINY, norm_cfg=norm_cfg)
+    assert all(out.isfinite().all() for out in model(torch.randn(1, 3, 40, 40)))
+
+
 def test_a_window_of_one_token_gives_finite_maps():
     assert all(map.isfinite().all() for map in make(window_size=1)(torch.randn(1, 3, 9, 5, dtype=torch.float64)))
 

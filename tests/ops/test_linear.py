@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import platform
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.layers import FFN, Linear
+from swin_dense.ops import context
 from swin_dense.ops import linear as linear_module
 from swin_dense.ops.linear import is_supported, linear
 from tests.conftest import TINY, randomize
+from tests.ops.devices import run_python
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, '_linear_pointwise'), reason='this build of torch has no oneDNN'
@@ -45,7 +48,7 @@ WEIGHTS = {
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch):
-    """Use oneDNN on any processor, and return a list with one entry per product."""
+    """Use oneDNN on any processor and for products of any size, and return a list with one entry per product."""
     made = []
 
     def count(*args):
@@ -55,6 +58,7 @@ def calls(monkeypatch):
     original = linear_module.by_onednn
     monkeypatch.setattr(linear_module, 'by_onednn', count)
     monkeypatch.setattr(linear_module, 'IS_FASTER_BY_ONEDNN', True)
+    monkeypatch.setattr(linear_module, 'LEAST_WORK', 0)
     torch.manual_seed(0)
     return made
 
@@ -265,6 +269,63 @@ def test_the_flag_of_torch_disables_it(calls):
     assert not calls
     torch.testing.assert_close(layer(x), expected)
     assert calls
+
+
+def test_products_of_little_work_are_left_to_torch(calls, monkeypatch):
+    monkeypatch.setattr(linear_module, 'LEAST_WORK', 6 * 7 * 5)
+    layer = Linear(7, 5)
+    layer(torch.randn(5, 7))
+    assert not calls
+    layer(torch.randn(2, 3, 7)).sum().backward()
+    assert calls
+
+
+def test_memory_does_not_grow_with_every_image_size():
+    """Without a least amount of work, it grows by 560 MiB here."""
+    code = """
+        import random, torch
+        from swin_dense import SwinBackbone
+        from swin_dense.ops import linear
+        linear.IS_FASTER_BY_ONEDNN = True
+
+        def resident_mebibytes():
+            with open('/proc/self/statm') as file:
+                return int(file.read().split()[1]) * 4 // 1024
+
+        model = SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4).eval()
+        model.requires_grad_(False)(torch.zeros(1, 3, 320, 320))
+        before = resident_mebibytes()
+        draw = random.Random(0).randrange
+        for _ in range(100):
+            model(torch.zeros(1, 3, draw(32, 320), draw(32, 320)))
+        print(resident_mebibytes() - before)
+    """
+    if not Path('/proc/self/statm').exists():
+        pytest.skip('the memory of a process is read from /proc')
+    assert int(run_python(code)) < 100
+
+
+def test_a_pass_asks_few_questions(monkeypatch):
+    """Count the calls that ask about context and tensors, in a pass over four blocks on a small image."""
+    monkeypatch.setattr(linear_module, 'LEAST_WORK', 3e8)
+    model = SwinBackbone(embed_dims=32, depths=(2, 2), num_heads=(1, 2), strides=(4, 2)).eval().requires_grad_(False)
+    img = torch.rand(1, 3, 90, 101)
+    model(img)
+    questions = []
+
+    def count(frame, event, _):
+        code = frame.f_code
+        is_question = code.co_filename == context.__file__ or code.co_name == 'is_supported'
+        if event == 'call' and is_question:
+            questions.append(code.co_name)
+
+    sys.setprofile(count)
+    try:
+        model(img)
+    finally:
+        sys.setprofile(None)
+    assert questions.count('is_supported') == 4 * 4 + 1
+    assert len(questions) <= 60
 
 
 AMD, INTEL = 'vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC', 'vendor_id\t: GenuineIntel'

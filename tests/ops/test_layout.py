@@ -1,4 +1,4 @@
-"""Compare the plain operations with tests/textbook.py, and a trace with eager mode at sizes it was not traced with."""
+"""Compare the layout of maps with tests/textbook.py, and a trace with eager mode at sizes it was not traced with."""
 
 from unittest import mock
 
