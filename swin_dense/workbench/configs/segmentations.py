@@ -42,16 +42,19 @@ def is_in_place(annotation: Any, image: Any) -> bool:
     if isinstance(mask, dict):
         return bool(_run_lengths(mask['counts'])[1::2].any())
     polygons = [polygon for polygon in mask if len(polygon) % 2 == 0 and len(polygon) >= 2 * _LEAST_POINTS]
-    columns = [column for polygon in polygons for column in polygon[0::2]]
-    rows = [row for polygon in polygons for row in polygon[1::2]]
-    if not polygons or (max(columns + rows) <= 1 and max(width, height) > _TOLERANCE):  # shares of the image
+    if not polygons:
         return False
+    is_share = max(map(max, polygons)) <= 1 and max(width, height) > _TOLERANCE  # in 0 to 1
+    if is_share:
+        return False
+    columns = [polygon[0::2] for polygon in polygons]
+    rows = [polygon[1::2] for polygon in polygons]
     return _is_near(columns, left, width, image['width']) and _is_near(rows, top, height, image['height'])
 
 
-def _is_near(values: list[float], start: float, length: float, side: float) -> bool:
-    """Return whether coordinates of polygons along an axis fit those of their box and their image, in pixels."""
-    low, high = min(values), max(values)
+def _is_near(polygons: list[list[float]], start: float, length: float, side: float) -> bool:
+    """Return whether the coordinates of polygons along an axis fit those of their box and their image, in pixels."""
+    low, high = min(map(min, polygons)), max(map(max, polygons))
     is_at_box = low < start + length + _TOLERANCE and high > start - _TOLERANCE
     is_at_image = -side < low < side and 0 < high < 2 * side
     return low < high and is_at_box and is_at_image
@@ -59,8 +62,8 @@ def _is_near(values: list[float], start: float, length: float, side: float) -> b
 
 def _are_finite(values: list[Any]) -> bool:
     try:
-        return math.isfinite(math.fsum(values))
-    except (TypeError, ValueError, OverflowError):  # text, infinities of both signs, and numbers beyond a float
+        return math.isfinite(sum(values))
+    except (TypeError, OverflowError):  # text, and numbers beyond a float
         return False
 
 
