@@ -173,6 +173,18 @@ class SwinV2Backbone(SwinBackbone):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
 
+    @property
+    def trained_windows(self) -> list[Pair]:
+        """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
+        return [(side, side) if side else self.window_size for side in self.pretrained_window_size]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # In the metadata that PyTorch keeps beside the tensors: a buffer would be a key that other classes do not have.
+        metadata = getattr(destination, '_metadata', {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata['windows'] = [*self.trained_windows, self.window_size]
+
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         qk_scale = settings.pop('qk_scale')
         if qk_scale is not None:
