@@ -16,7 +16,7 @@ __all__ = ['Model', 'Prediction', 'load']
 
 
 def __getattr__(name: str) -> Any:
-    """Raise an ImportError for a name that is gone, because an AttributeError is not shown by ``from runtime import``."""
+    """Raise an ImportError for a name that is gone; ``from runtime import`` hides the words of an AttributeError."""
     if (reason := why_gone(f'{__name__}.{name}')) is not None:
         raise ImportError(reason)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -25,6 +25,7 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if depths:
         inferred['depths'] = {tuple(depths)}
     heads: list[set[int]] = [set() for _ in depths]
+    widths: set[tuple[int, ...]] = set()
     for stage, block in blocks:
         stem = f'stages.{stage}.blocks.{block}.'
         table = shapes.get(f'{stem}attn.w_msa.relative_position_bias_table')
@@ -40,7 +41,9 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
             if scale is None:
                 inferred.setdefault('use_rel_pos_bias', set()).add(table is not None)
         if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
-            inferred.setdefault('mlp_ratio', set()).add(hidden[0] / hidden[1])
+            widths.add(hidden)
+    if (ratio := _mlp_ratio(widths)) is not None:
+        inferred['mlp_ratio'] = {ratio}
     if heads and all(len(numbers) == 1 for numbers in heads):
         inferred['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
     inferred['patch_norm'] = {
@@ -50,6 +53,16 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         if name.endswith(f'.{layer}')
     }
     return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}
+
+
+def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:
+    """Return the ratio with the fewest digits that gives all (hidden, input) channels, rounded down, of the MLPs."""
+    smallest = max((hidden / channels for hidden, channels in widths), default=0)
+    for digits in range(7):
+        ratio = math.ceil(smallest * 10**digits) / 10**digits
+        if widths and all(int(ratio * channels) == hidden for hidden, channels in widths):
+            return ratio
+    return None
 
 
 def square_window(length: int) -> tuple[int, int] | None:

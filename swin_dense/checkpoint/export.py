@@ -73,7 +73,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
         for key, tensor in zip(layout.write(name), tensors, strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
-                trained = target.trained_windows[name.stage or 0]
+                trained = target.backbone.trained_windows[name.stage or 0]
                 grid = (1, *offsets(window), 2)
                 exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
             if name.role in ('table', 'logit_scale') and layout.index is not None:

@@ -16,6 +16,8 @@ from torch import Tensor
 from swin_dense.utils.names import unwrapped
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
+# In the metadata of our V2: the window with which each stage was trained, and that of the model, (height, width).
+WINDOWS = 'windows'
 
 
 def _names(block: str, attention: str, layers: tuple[str, str], downsample: str) -> dict[str, str]:
@@ -179,7 +181,7 @@ def plain_name(key: str) -> str:
 
 MMDET = Family('mmdet', index='square')
 _OFFICIAL_BLOCK = 'layers.{stage}.blocks.{block}', 'attn', ('mlp.fc1', 'mlp.fc2')
-# The names of the authors' code, also used by version 0.1 of this package.
+# The names of the authors' code.
 OFFICIAL = Family(
     'official',
     {'patch_proj': 'patch_embed.proj', **_names(*_OFFICIAL_BLOCK, 'layers.{stage}.downsample')},

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from swin_dense.archs.shapes import square_grid, square_window
 from swin_dense.checkpoint.families import (
     COORDINATES,
+    WINDOWS,
     Candidate,
     Family,
     Name,
@@ -34,6 +35,7 @@ Value = Tensor | StandIn
 
 # Name components that mark a running average of the weights.
 _AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}
+FIRST_SCALE = 'stages.0.blocks.0.attn.w_msa.logit_scale'
 # The momentum encoder of contrastive pretraining, which is not used for dense prediction.
 _MOMENTUM_BRANCHES = {'encoder_k'}
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
@@ -54,7 +56,7 @@ _LABELS = (
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
 OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 _MAX_DEPTH = 32  # of nested dicts
-_LONGEST_NAME = 1000  # characters of a dotted name
+_LONGEST_NAME = 1000  # characters of a dotted name, which is cut here; the same text can be in many names
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 
 
@@ -123,11 +125,33 @@ def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]
         yield name, value.detach() if isinstance(value, Tensor) else value
     if isinstance(value, Mapping) and identity not in around and len(around) < _MAX_DEPTH:
         visits[identity] += 1
+        if visits[identity] <= _MAX_VISITS:
+            yield from _recorded_windows(f'{name}.' if around else '', value)
         for key, item in value.items() if visits[identity] <= _MAX_VISITS else ():
             is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
-            is_name = isinstance(key, str) and key != 'optimizer' and len(name) + len(key) <= _LONGEST_NAME
-            if is_name or (isinstance(key, int) and is_tensor):
-                yield from _values(f'{name}.{key}' if around else str(key), item, (*around, identity), visits)
+            if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
+                inner = f'{name}.{key}' if around else str(key)
+                yield from _values(inner[:_LONGEST_NAME], item, (*around, identity), visits)
+
+
+def windows_in(metadata: Any) -> Tensor | None:
+    """Return the windows (stages + 1, 2) that a Swin V2 recorded in the metadata of its state dict, or None."""
+    windows = metadata.get(WINDOWS) if isinstance(metadata, Mapping) else None
+    if not isinstance(windows, (list, tuple)):
+        return None
+    sides = [side for window in windows if isinstance(window, (list, tuple)) and len(window) == 2 for side in window]
+    are_sides = all(isinstance(side, int) and 1 < side < 1 << 16 for side in sides)
+    is_valid = are_sides and len(sides) == 2 * len(windows) > 2
+    return torch.tensor(sides).view(-1, 2) if is_valid else None
+
+
+def _recorded_windows(inside: str, state_dict: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the windows of each module in the metadata of a state dict, as if they were a tensor of the module."""
+    metadata = getattr(state_dict, '_metadata', None)
+    for module, recorded in metadata.items() if isinstance(metadata, dict) else ():
+        windows = windows_in(recorded)
+        if windows is not None and isinstance(module, str) and len(inside) + len(module) <= _LONGEST_NAME:
+            yield f'{inside}{module}.{WINDOWS}' if module else f'{inside}{WINDOWS}', windows
 
 
 def find(values: Mapping[str, Value], described: str, prefix: str | None = None, ema: bool = False) -> Found:
@@ -150,6 +174,10 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
     found = Found(described, label, prefix, family.version, family.stems)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
+        if plain == f'{prefix}{WINDOWS}':
+            *trained, found.sizes[FIRST_SCALE] = map(tuple, cast('Tensor', values[key]).tolist())
+            found.trained_windows = dict(enumerate(trained))
+            continue
         name = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
         if name is not None:
             keys = parts.setdefault(dataclasses.replace(name, part=0), {})

@@ -92,11 +92,6 @@ class Target:
         """The number of stages of the model."""
         return len(self.backbone.stages)
 
-    @property
-    def trained_windows(self) -> list[Pair]:
-        """Per stage, the pretraining window to which V2's position networks scale their coordinates."""
-        return [(n, n) if n else self.backbone.window_size for n in self.backbone.pretrained_window_size]
-
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
         if is_table(name):
@@ -158,8 +153,8 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
                 found.sizes[name] = options.window_size
     _check_network(found, target, options)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
-    if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
-        report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
+    if found.version == 2 and not found.trained_windows:
+        report.doubts += doubts_about_windows(target)
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     others = {name: tensor for name, tensor in found.parameters.items() if name not in target.names}
@@ -193,7 +188,7 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
     _check_windows(found, target)
     if found.version == 2:
-        _check_trained_windows(found, target)
+        check_trained_windows(f'{found.described} ({found.family})', found.trained_windows, target)
 
 
 def _check_windows(found: Found, target: Target) -> None:
@@ -213,20 +208,37 @@ def _check_windows(found: Found, target: Target) -> None:
         )
 
 
-def _check_trained_windows(found: Found, target: Target) -> None:
+def doubts_about_windows(target: Target) -> list[str]:
+    """Return what may be wrong if a checkpoint does not record the windows that a V2 was trained with."""
+    if 0 not in target.backbone.pretrained_window_size:
+        return []
+    return [_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size))]
+
+
+def check_trained_windows(described: str, trained_windows: Mapping[int, Pair], target: Target) -> None:
     """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
-    given = [found.trained_windows.get(stage) for stage in range(target.stages)]
-    pairs = list(zip(given, target.trained_windows, strict=False))
+    given = [trained_windows.get(stage) for stage in range(target.stages)]
+    own_windows = target.backbone.trained_windows
+    pairs = list(zip(given, own_windows, strict=False))
     if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
         # Later stages have smaller windows where their maps are smaller.
         pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
     if any(trained not in (None, own) for trained, own in pairs):
-        sides = tuple(max(trained or own) for trained, own in zip(given, target.trained_windows, strict=False))
+        oblong = {trained for trained in given if trained and trained[0] != trained[1]}
+        sides = pretrained_sides([trained or own for trained, own in zip(given, own_windows, strict=False)])
+        advice = f'pretrained_window_size={sides} and any window_size'
+        if oblong:
+            advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'
         raise CheckpointError(
-            f'{found.described} ({found.family}): its position networks were trained with windows of '
+            f'{described}: its position networks were trained with windows of '
             f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
-            f'the model; build the model with pretrained_window_size={sides} and any window_size'
+            f'the model; build the model with {advice}'
         )
+
+
+def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
+    """Return ``pretrained_window_size``: 0, which is the model's window, where a window is oblong or unknown."""
+    return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
 
 
 def _fit_one(

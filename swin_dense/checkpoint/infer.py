@@ -7,11 +7,11 @@ from typing import Any
 
 from swin_dense.archs.arch import published_letter
 from swin_dense.archs.shapes import options_of
-from swin_dense.checkpoint.find import Found
+from swin_dense.checkpoint.find import FIRST_SCALE, Found
+from swin_dense.checkpoint.fit import pretrained_sides
 from swin_dense.checkpoint.report import CheckpointError
 
 _FIRST_TABLE = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
-_FIRST_SCALE = 'stages.0.blocks.0.attn.w_msa.logit_scale'
 _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
@@ -51,12 +51,12 @@ def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
         }
     if set(found.outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
         inferred['out_indices'] = found.outputs
-    window = found.size_of(_FIRST_TABLE) or found.size_of(_FIRST_SCALE)
+    window = found.size_of(_FIRST_TABLE) or found.size_of(FIRST_SCALE)
     if window is not None:
         inferred['window_size'] = window
     if found.trained_windows:
-        trained = [found.trained_windows.get(stage, (0, 0)) for stage in range(stages)]
-        inferred['pretrained_window_size'] = tuple(max(sides) for sides in trained)
+        trained = [found.trained_windows.get(stage) for stage in range(stages)]
+        inferred['pretrained_window_size'] = pretrained_sides(trained)
     elif found.version == 2 and 'pretrained_window_size' not in given:
         raise CheckpointError(
             f'{found.described} is a Swin V2 that does not record the windows it was trained with, which other windows '

@@ -14,8 +14,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.archs.weights import place_of
-from swin_dense.checkpoint.find import Found, find, flatten
-from swin_dense.checkpoint.fit import Options, Target, fit, state_of
+from swin_dense.checkpoint.families import WINDOWS
+from swin_dense.checkpoint.find import Found, find, flatten, windows_in
+from swin_dense.checkpoint.fit import (
+    Options,
+    Target,
+    check_trained_windows,
+    doubts_about_windows,
+    fit,
+    state_of,
+)
 from swin_dense.checkpoint.read import local_file, read_file
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.utils import checks
@@ -176,23 +184,31 @@ def _requiring(parameters: str) -> Iterator[None]:
         _required.reset(token)
 
 
-def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
+def convert_before_load(
+    module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any
+) -> None:
     """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
     this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
     """
     if _required.get() != 'nothing':
-        _convert(module, state_dict, prefix)
+        _convert(module, state_dict, prefix, metadata)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
             module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
 
 
-def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
+def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
     partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-    if _needs_no_conversion(given, target) or (partial and not given):
+    described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
+    windows = windows_in(metadata)
+    if _needs_no_conversion(given, target):
+        if target.version == 2 and not target.is_classifier and not partial:
+            _check_windows(described, windows, target)
+        return
+    if partial and not given:
         return
     if not given and not prefix:
         raise CheckpointError('the state dict is empty')
@@ -204,9 +220,8 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
             'weights of the backbone, load it inside "with swin_dense.allow_partial_loading():", or in a config set '
             'allow_partial=True as an option of the backbone'
         )
-    described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
-        found = find(flatten(given), described)
+        found = find(flatten(given if windows is None else {**given, WINDOWS: windows}), described)
         parameters, report = fit(found, target, Options(allow_partial=partial))
     except CheckpointError as error:
         if not partial:
@@ -225,6 +240,16 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
                 state_dict[prefix + key] = own[key].detach()
     # A backbone of a framework logs the report in the framework's own log.
     getattr(module, 'log_load', log_report)(report)
+
+
+def _check_windows(described: str, windows: Tensor | None, target: Target) -> None:
+    """Raise a CheckpointError if our own V2 was trained with other windows, or warn if it does not say with which."""
+    if windows is not None:
+        *trained, _ = map(tuple, windows.tolist())
+        check_trained_windows(described, dict(enumerate(trained)), target)
+    elif not target.backbone.clamp_window:  # a classifier, whose hook was asked before that of its backbone
+        for doubt in doubts_about_windows(target):
+            _logger.warning('%s: %s', described, doubt)
 
 
 def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:

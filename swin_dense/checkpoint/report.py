@@ -55,6 +55,7 @@ class Report:
         left_out: entries of the checkpoint that were skipped on purpose, mapped to the reason.
         unexpected: entries of the checkpoint that have no parameter in the backbone.
         notes: further remarks on the checkpoint.
+        doubts: what may make the outputs wrong, although all parameters fit.
     """
 
     source: str
@@ -70,12 +71,13 @@ class Report:
     unexpected: list[str] = field(default_factory=list)
     version: int = 1
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def level(self) -> int:
-        """The logging level: WARNING if parameters were resized or are missing without being new, else INFO."""
+        """The logging level: WARNING if parameters were resized or miss without being new, or for doubts; else INFO."""
         is_whole = not self.resized and len(self.missing) == len(self.new)
-        return logging.INFO if is_whole else logging.WARNING
+        return logging.INFO if is_whole and not self.doubts else logging.WARNING
 
     @property
     def _absent(self) -> list[str]:
@@ -95,6 +97,7 @@ class Report:
         lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
         lines += [f'  unexpected, ignored: {listed(self.unexpected)}'] if self.unexpected else []
         lines += [f'  note: {note}' for note in self.notes]
+        lines += [f'  warning: {doubt}' for doubt in self.doubts]
         return '\n'.join(lines)
 
 

@@ -182,6 +182,18 @@ class SwinV2Backbone(SwinBackbone):
     def option_names(cls) -> list[str]:
         return [name for name in super().option_names() if name not in ('qk_scale', 'use_rel_pos_bias')]
 
+    @property
+    def trained_windows(self) -> list[Pair]:
+        """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
+        return [(side, side) if side else self.window_size for side in self.pretrained_window_size]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # In the metadata that PyTorch keeps beside the tensors: a buffer would be a key that other classes do not have.
+        metadata = getattr(destination, '_metadata', {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata['windows'] = [*self.trained_windows, self.window_size]
+
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         return CosineWindowAttention(channels, num_heads, **settings)
 

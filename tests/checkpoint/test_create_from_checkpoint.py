@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from swin_dense import SwinClassifier, SwinV2Backbone, create_backbone
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict
 from tests.checkpoint.helpers import (
     ARCH,
@@ -53,7 +53,7 @@ class TestCreateBackbone:
         for options in ({}, {'window_size': 12}):  # the given window is not that of the training
             with pytest.raises(CheckpointError, match=r'give pretrained_window_size'):
                 create_backbone(checkpoint=export_state_dict(source, 'timm'), **options)
-        assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
+        assert create_backbone(checkpoint=dict(source.state_dict()), pretrained_window_size=4).window_size == (8, 8)
         with pytest.raises(CheckpointError, match='It is a Swin V2'):
             create_backbone('swin_t', source.state_dict())
 
@@ -128,3 +128,12 @@ class TestClassifier:
         raises_and_keeps(classifier, part, 'no linear head' if absent == 'head' else r'norm3\.weight')
         report = load(classifier, part, allow_partial=True)
         assert {name.partition('.')[0] for name in report.missing} == {'head' if absent == 'head' else 'norm3'}
+
+
+@pytest.mark.parametrize('ratio', [4, 3.3, 2.5, 3.333, 0.7, 1 / 3])
+@pytest.mark.parametrize('network', [SwinBackbone, SwinV2Backbone])
+def test_any_ratio_of_the_mlps(network, ratio):
+    """The hidden channels are rounded down, so that no quotient of two shapes is the ratio."""
+    source = network(**{**ARCH, 'embed_dims': 24}, mlp_ratio=ratio)
+    made = create_backbone(checkpoint={'model': source.state_dict()})
+    assert equal_weights(made, source)

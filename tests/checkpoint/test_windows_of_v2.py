@@ -1,0 +1,134 @@
+"""A Swin V2 is not loaded into a model that scales its positions otherwise, without a word."""
+
+import io
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from swin_dense import CheckpointError, SwinClassifier, SwinV2Backbone, create_backbone, load_checkpoint
+from swin_dense.checkpoint.export import write_file
+from tests.checkpoint.helpers import ARCH
+from tests.conftest import equal_weights, needs, randomize
+
+UNKNOWN = 'neither the checkpoint nor the model records the windows'
+OTHER = r'trained with windows of 3x3, 3x3, 3x3, 3x3 tokens.*pretrained_window_size=\(3, 3, 3, 3\)'
+
+
+def v2(window=3, **options):
+    return SwinV2Backbone(**{**ARCH, 'window_size': window}, **options)
+
+
+def without_metadata(model):
+    return dict(model.state_dict())
+
+
+def saved(state):
+    """Return a state dict as torch reads it from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_names_and_shapes_are_those_of_the_parameters():
+    model = v2()
+    assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
+    plain = nn.Module()
+    for name, module in model.named_children():
+        plain.add_module(name, module)
+    plain.load_state_dict(model.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize('window', [3, (3, 3)])
+def test_a_file_carries_its_windows(tmp_path, window, caplog):
+    model = v2(window)
+    path = write_file(tmp_path / 'a.pth', {'state_dict': model.state_dict()})
+    made = create_backbone(checkpoint=path)
+    assert (made.window_size, made.pretrained_window_size) == ((3, 3), (3, 3, 3, 3))
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(saved(v2(window).state_dict()))
+        v2(5, pretrained_window_size=3).load_state_dict(saved(model.state_dict()))
+        load_checkpoint(v2(window), path)
+    assert not caplog.records
+    for load in (lambda other: other.load_state_dict(saved(model.state_dict())), lambda o: load_checkpoint(o, path)):
+        with pytest.raises(CheckpointError, match=OTHER):
+            load(v2(5))
+
+
+def test_windows_in_a_whole_model(tmp_path):
+    """Under a prefix, and in the checkpoint of a training."""
+    whole, other = nn.Module(), nn.Module()
+    whole.backbone, other.backbone = v2(pretrained_window_size=(4, 4, 4, 2)), v2(5)
+    with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
+        other.load_state_dict(whole.state_dict())
+    path = write_file(tmp_path / 'epoch_1.pth', {'meta': {}, 'state_dict': whole.state_dict(), 'optimizer': {}})
+    assert create_backbone(checkpoint=path, window_size=3).pretrained_window_size == (4, 4, 4, 2)
+
+
+def test_wrong_records_are_ignored():
+    model = v2()
+    for wrong in (None, 3, [3], [(3,)], [(3, 'x')], [(3, 1 << 20)], []):
+        state = model.state_dict()
+        state._metadata['']['windows'] = wrong
+        v2(5).load_state_dict(state)
+
+
+def test_oblong_windows(tmp_path):
+    model = randomize(v2((3, 5)), 1)
+    path = write_file(tmp_path / 'a.pth', model.state_dict())
+    made = create_backbone(checkpoint=path)
+    assert (made.window_size, made.pretrained_window_size) == ((3, 5), (0, 0, 0, 0))
+    image = torch.rand(1, 3, 40, 50)
+    for found, expected in zip(made(image), model.eval()(image), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match=r'window_size=\(3, 5\) and pretrained_window_size=\(0, 0, 0, 0\)'):
+        create_backbone(checkpoint=path, window_size=4)
+
+
+@pytest.mark.parametrize('options', [{'window': 5}, {'window': 3}])
+def test_unknown_windows_are_a_warning(tmp_path, options, caplog):
+    state = without_metadata(v2())
+    for load in (lambda model: model.load_state_dict(state), lambda model: load_checkpoint(model, state)):
+        model = v2(**options)
+        caplog.clear()
+        load(model)
+        assert [record.levelname for record in caplog.records] == ['WARNING']
+        assert UNKNOWN in caplog.text
+        caplog.clear()
+        load(v2(**options, pretrained_window_size=3))
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def classifier(**options):
+    return SwinClassifier('swinv2_t', 3, **{**ARCH, **options})
+
+
+def test_a_classifier_is_not_warned_of_its_backbone(caplog):
+    model = classifier()
+    caplog.set_level(logging.WARNING)
+    model.load_state_dict(saved(model.state_dict()))
+    model.load_state_dict(without_metadata(model))
+    assert not caplog.records
+    with pytest.raises(CheckpointError, match='trained with windows of'):
+        classifier(window_size=2).load_state_dict(model.state_dict())
+
+
+@needs('mmengine')
+def test_a_checkpoint_of_mmengine_carries_them(tmp_path):
+    from mmengine.runner.checkpoint import get_state_dict, save_checkpoint
+    from mmengine.runner.checkpoint import load_checkpoint as load
+
+    from swin_dense import SwinDenseV2
+
+    whole, other = nn.Module(), nn.Module()
+    whole.backbone = SwinDenseV2(**ARCH)
+    other.backbone = SwinDenseV2(**{**ARCH, 'window_size': 5})
+    save_checkpoint({'state_dict': get_state_dict(whole), 'meta': {}}, str(tmp_path / 'a.pth'))
+    with pytest.raises(CheckpointError, match=OTHER):
+        load(other, str(tmp_path / 'a.pth'))
+    fits = SwinDenseV2(**{**ARCH, 'window_size': 5}, pretrained_window_size=3)
+    other.backbone = fits
+    load(other, str(tmp_path / 'a.pth'))
+    assert equal_weights(fits, whole.backbone)
