@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='+',
         metavar='FILE',
         help='RECIPE IMAGE..., with the published weights of a recipe; CONFIG CHECKPOINT IMAGE...: config file or name '
-        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file or a '
-        'folder',
+        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file '
+        'or a folder',
     )
     parser.add_argument(
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
@@ -158,6 +158,8 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
         if not found:
             raise ValueError(f'the folder {place} contains no images outside of {out}')
         images.update({str(path): path.relative_to(place) for path in found})
+    once = {search.real_path(image): image for image in reversed(images)}.values()  # as it was given first
+    images = {image: images[image] for image in reversed(once)}
     return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
 

@@ -6,7 +6,6 @@ The record tells the files of this command from those of its user, which are nei
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import alone, remove, write_json, written_whole
+from swin_dense.utils.search import real_path
 from swin_dense.workbench.runtime.outputs import Prediction
 
 ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
@@ -45,7 +45,7 @@ class ResultFolder:
     def locked(self) -> AbstractContextManager[Any]:
         """Create the folder, and keep other processes from writing to it; raise a ValueError if one does."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if find_spec('filelock') is None:  # a dependency of torch, which exported models do not need
+        if find_spec('filelock') is None:  # a dependency of torch, without which exported models run
             return nullcontext()
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
         return alone(self.path / LOCK, busy)
@@ -153,12 +153,6 @@ class ResultFolder:
         with (self.path / RECORD).open('a', encoding='utf-8') as file:
             file.write(f'\n{json.dumps(content)}\n')  # on a line of its own, also after half a line
         self._entries[name] = entry
-
-
-def real_path(image: str) -> str:
-    """Return the path of an image without links in its folders; a link to an image is an image of its own."""
-    folder, name = os.path.split(image)
-    return os.path.join(os.path.realpath(folder), name)
 
 
 def _clashing(names: Mapping[str, str]) -> list[str]:

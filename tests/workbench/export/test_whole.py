@@ -409,7 +409,7 @@ def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
         runtime.load(other_file, runtime=each)
 
 
-ABSENT = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'yaml', 'filelock', 'onnx')  # docs/deploy.md installs none
+ABSENT = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'yaml', 'filelock', 'onnx')
 
 
 @pytest.mark.parametrize('name', costly(FIRST, UPERNET))
