@@ -68,7 +68,7 @@ def test_the_command_line_of_an_environment_made_by_the_page(environment, tmp_pa
     assert record == {**expected.record, 'image': 'photo.jpg'}
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / 'found/photo.labels.png')), expected.labels)
     refused = run(environment, 'swin-dense', 'features', '.', '--out', 'x', cwd=tmp_path, status=2)
-    assert 'needs torch' in refused.stderr
+    assert 'which are not installed: pip install' in refused.stderr
     assert refused.stderr.count('\n') == 1
 
 
