@@ -189,6 +189,6 @@ def _commands_by_group() -> str:
             summary + extra, 100, initial_indent=f'  {name:10} ', subsequent_indent=' ' * 13
         )
     groups = ['\n'.join([f'{GROUPS[group]}:', *listed]) for group, listed in lines.items()]
-    extras = "[NAME]: needs an extra, pip install 'swin-dense[NAME]' or '.[NAME]'; [mm-lite] serves as [mm]."
+    extras = "[NAME]: needs an extra, pip install '.[NAME]' in the clone of swin_dense; [mm-lite] serves as [mm]."
     more = f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}'
     return '\n\n'.join([*groups, extras, textwrap.fill(more, 100)])

@@ -16,9 +16,9 @@ PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 2
 class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as COCO does: red + 256 green +
 256^2 blue.
 
-Results lie in the subfolders that the images lie in. A file that this command has not written is neither replaced nor
-deleted. An image that cannot be read or predicted is named, and the others are predicted (exit status 1). For large
-images in tiles, see examples/predict_large.py.
+Results lie in the subfolders that the images lie in. A file that this command has not written is never deleted, and
+replaced only with --force. An image that cannot be read or predicted is named, and the others are predicted (exit status
+1). For large images in tiles, see examples/predict_large.py.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.runtime.clock import Clock  # imports numpy, which --help does not need
     from swin_dense.workbench.runtime.folder import ResultFolder
 
-    folder = ResultFolder(args.out)
-    folder.named(images, args.resume, args.force)  # an error before the model is read
+    folder = ResultFolder(args.out, args.resume, args.force)
+    folder.named(images)  # an error before the model is read
     laps: list[dict[str, float]] = []
     failed = 0
     with _predictor(model, args) as predictor, folder.locked(), stop_signals() as received:
         for message in unread:
             print(f'swin-dense predict: {message}', file=sys.stderr)
-        for image, name in folder.named(images, args.resume, args.force).items():
+        for image, name in folder.named(images).items():
             if received:
                 return 128 + received[0]
             folder.clear(name)

@@ -73,17 +73,33 @@ def test_a_second_process_is_refused(predict, tmp_path, capsys):
     assert predict('a.jpg') == 0
 
 
-@pytest.mark.parametrize('option', [[], ['--force'], ['--resume']])
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ([], 'exists already; --force replaces it'),
+        (['--resume'], 'is not a result of `swin-dense predict`, or one of an earlier version; move it'),
+    ],
+)
 @pytest.mark.parametrize('ending', ['json', 'painted.jpg', 'labels.png', 'panoptic.png'])
-def test_files_of_the_user_are_neither_replaced_nor_deleted(predict, tmp_path, capsys, option, ending):
+def test_files_of_the_user_are_neither_replaced_nor_deleted(predict, tmp_path, capsys, option, message, ending):
     make('a.jpg', 'b.jpg')
     (tmp_path / 'out').mkdir()
     own = tmp_path / f'out/b.{ending}'
     own.write_text('mine')
     assert predict('a.jpg', 'b.jpg', *option) == 2
-    assert f'out/b.{ending} is not a result of `swin-dense predict`' in capsys.readouterr().err
+    assert f'out/b.{ending} {message}' in capsys.readouterr().err
     assert own.read_text() == 'mine'
     assert [path.name for path in (tmp_path / 'out').iterdir()] == [own.name]
+
+
+def test_force_replaces_what_it_writes_and_deletes_nothing_else(predict, tmp_path):
+    make('a.jpg')
+    (tmp_path / 'out').mkdir()
+    for name in (*results('a'), 'a.panoptic.png'):
+        (tmp_path / 'out' / name).write_text('mine')
+    assert predict('a.jpg', '--force') == 0
+    assert image_of('a') == 'a.jpg'
+    assert (tmp_path / 'out/a.panoptic.png').read_text() == 'mine'
 
 
 def test_a_file_of_the_user_that_comes_later_is_kept(predict, tmp_path):
@@ -94,8 +110,9 @@ def test_a_file_of_the_user_that_comes_later_is_kept(predict, tmp_path):
     assert predict('a.jpg', '--force') == 1
     assert names_in(tmp_path / 'out') == []
     (tmp_path / 'out/a.labels.png').write_text('mine')
-    assert predict('a.jpg', '--force') == 2
-    assert (tmp_path / 'out/a.labels.png').read_text() == 'mine'
+    for status, option in ((1, '--force'), (2, '--resume')):
+        assert predict('a.jpg', option) == status
+        assert (tmp_path / 'out/a.labels.png').read_text() == 'mine'
     with pytest.raises(FileExistsError, match='by another program meanwhile'):
         ResultFolder(tmp_path / 'out').write('a.jpg', 'a', Prediction({}, labels=np.zeros((2, 2), np.int32)))
 

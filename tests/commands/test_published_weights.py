@@ -125,3 +125,8 @@ def test_the_address_of_every_recipe_that_has_one():
     )
     assert published_weights(recipe_root(), 'dino-5scale_swin-l_8xb2-12e_coco').startswith('https://')
     assert published_weights(recipe_root(), 'upernet_swin-demo') == ''
+
+
+def test_recipes_of_the_demo_are_found(capsys):
+    assert main(['zoo', 'demo', 'upernet']) == 0
+    assert capsys.readouterr().out.startswith('upernet_swin-demo\n')
