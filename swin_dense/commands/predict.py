@@ -17,8 +17,8 @@ class and fraction of pixels of every segment, and PHOTO.panoptic.png contains t
 256^2 blue.
 
 Results lie in the subfolders that the images lie in. A file that this command has not written is never deleted, and
-replaced only with --force. An image that cannot be read or predicted is named, and the others are predicted (exit status
-1). For large images in tiles, see examples/predict_large.py.
+replaced only with --force. An image that cannot be read or predicted is named, and the others are predicted (exit
+status 1). For large images in tiles, see examples/predict_large.py.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     is_exported = model[0].endswith('.onnx')
     if is_exported and (args.device is not None or args.set or args.allow_partial):
         raise ValueError(
-            '--device, --set and --allow-partial need a config and a checkpoint; an .onnx file runs on the CPU '
+            '--device and --set need a config and a checkpoint, as does --allow-partial; an .onnx file runs on the CPU '
             '(--runtime)'
         )
     for name in ('runtime', 'precision'):
