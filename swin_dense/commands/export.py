@@ -129,15 +129,15 @@ def check_together(args: argparse.Namespace) -> None:
         others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
         if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
             raise ValueError(
-                'with a config and a checkpoint only --out, --force, --set, --image, --opset and --allow-partial are '
-                'allowed'
+                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed, and '
+                '--allow-partial'
             )
         check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
     if args.image or args.set or args.allow_partial:
-        raise ValueError('--image, --set and --allow-partial are for a whole model; give CONFIG CHECKPOINT')
+        raise ValueError('--image and --set are for a whole model, as is --allow-partial; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:

@@ -16,9 +16,9 @@ PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 2
 class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as COCO does: red + 256 green +
 256^2 blue.
 
-Results lie in the subfolders that the images lie in. A file that this command has not written is neither replaced nor
-deleted. An image that cannot be read or predicted is named, and the others are predicted (exit status 1). For large
-images in tiles, see examples/predict_large.py.
+Results lie in the subfolders that the images lie in. A file that this command has not written is never deleted, and
+replaced only with --force. An image that cannot be read or predicted is named, and the others are predicted (exit
+status 1). For large images in tiles, see examples/predict_large.py.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='+',
         metavar='FILE',
         help='RECIPE IMAGE..., with the published weights of a recipe; CONFIG CHECKPOINT IMAGE...: config file or name '
-        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file or a '
-        'folder',
+        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file '
+        'or a folder',
     )
     parser.add_argument(
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
@@ -87,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.runtime.clock import Clock  # imports numpy, which --help does not need
     from swin_dense.workbench.runtime.folder import ResultFolder
 
-    folder = ResultFolder(args.out)
-    folder.named(images, args.resume, args.force)  # an error before the model is read
+    folder = ResultFolder(args.out, args.resume, args.force)
+    folder.named(images)  # an error before the model is read
     laps: list[dict[str, float]] = []
     failed = 0
     with _predictor(model, args) as predictor, folder.locked(), stop_signals() as received:
         for message in unread:
             print(f'swin-dense predict: {message}', file=sys.stderr)
-        for image, name in folder.named(images, args.resume, args.force).items():
+        for image, name in folder.named(images).items():
             if received:
                 return 128 + received[0]
             folder.clear(name)
@@ -119,7 +119,7 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     is_exported = model[0].endswith('.onnx')
     if is_exported and (args.device is not None or args.set or args.allow_partial):
         raise ValueError(
-            '--device, --set and --allow-partial need a config and a checkpoint; an .onnx file runs on the CPU '
+            '--device and --set need a config and a checkpoint, as does --allow-partial; an .onnx file runs on the CPU '
             '(--runtime)'
         )
     for name in ('runtime', 'precision'):
@@ -155,6 +155,8 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
         if not found:
             raise ValueError(f'the folder {place} contains no images outside of {out}')
         images.update({str(path): path.relative_to(place) for path in found})
+    once = {search.real_path(image): image for image in reversed(images)}.values()  # as it was given first
+    images = {image: images[image] for image in reversed(once)}
     return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from swin_dense.workbench.recipes.files import recipe_root
+from swin_dense.workbench.recipes.files import recipe_names, recipe_root
 from swin_dense.workbench.recipes.zoo import FOLDERS, chosen, plain, read_zoo
 
 GROUP = 'models'
@@ -26,9 +26,14 @@ def run(args: argparse.Namespace) -> int:
     root = recipe_root()
     all_recipes = [recipe for folder in FOLDERS for recipe in read_zoo(root, folder)]
     recipes = chosen(all_recipes, args.words)
-    if not recipes:
-        raise ValueError(f'no recipe matches {" ".join(args.words)!r}; run `swin-dense zoo` to list all recipes')
     if args.markdown:
         warnings.warn('--markdown will be removed; use --weights', FutureWarning, stacklevel=1)
-    print(plain(recipes, args.weights or args.markdown))
+    if recipes:
+        print(plain(recipes, args.weights or args.markdown))
+        return 0
+    of_demo = [name for name in recipe_names() if all(word.lower() in name for word in args.words)]
+    if not of_demo:
+        raise ValueError(f'no recipe matches {" ".join(args.words)!r}; run `swin-dense zoo` to list all recipes')
+    for name in of_demo:
+        print(f'{name}\n    of `make demo`; no accuracy published')
     return 0

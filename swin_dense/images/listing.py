@@ -98,3 +98,9 @@ def walk(folder: str, is_wanted: Callable[[str], bool], skipped: Skipped, seen: 
 def is_special(path: str) -> bool:
     """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def real_path(path: str) -> str:
+    """Return the path of a file without links in its folders; a link to a file is a file of its own."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)

@@ -50,7 +50,7 @@ def predict(framework, tmp_path, *images, options=()):
 
 
 def names_in(out):
-    """Return the paths of the results in a folder, without the record of the options."""
+    """Return the paths of the results in a folder, without the record and the lock."""
     return sorted(path.relative_to(out).as_posix() for path in out.rglob('[!.]*') if path.is_file())
 
 

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 if TYPE_CHECKING:
     from mmengine.config import Config
 
@@ -46,6 +44,8 @@ def parse_value(text: str) -> Any:
         pass
     if text[:1] not in ('[', '{', '('):
         return [parse_value(part) for part in text.split(',')] if ',' in text else text
+    import yaml  # which models in a file do not need
+
     try:
         value = yaml.safe_load(text.replace('(', '[').replace(')', ']'))
         return tuple(value) if text[0] == '(' else value

@@ -1,12 +1,11 @@
 """The folder of results that ``swin-dense predict`` writes: a name for each image, its files, a record and a lock.
 
-The record tells the files of this command from those of its user, which are neither replaced nor deleted.
+The record tells the files of this command from those of its user, which are never deleted, and replaced only by force.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import alone, remove, write_json, written_whole
+from swin_dense.images.listing import real_path
 from swin_dense.workbench.runtime.outputs import Prediction
 
 ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
@@ -36,21 +36,25 @@ class ResultFolder:
 
     Args:
         path: the folder, which need not exist before :meth:`locked`.
+        resume: leave out images that have complete results.
+        force: replace files.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, resume: bool = False, force: bool = False) -> None:
         self.path = path
+        self._resume = resume
+        self._force = force
         self._entries: dict[str, _Entry] = {}
 
     def locked(self) -> AbstractContextManager[Any]:
         """Create the folder, and keep other processes from writing to it; raise a ValueError if one does."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if find_spec('filelock') is None:  # a dependency of torch, which exported models do not need
+        if find_spec('filelock') is None:  # a dependency of torch, without which exported models run
             return nullcontext()
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
         return alone(self.path / LOCK, busy)
 
-    def named(self, images: Mapping[str, Path], resume: bool, force: bool) -> dict[str, str]:
+    def named(self, images: Mapping[str, Path]) -> dict[str, str]:
         """Return a name for the results of each image that is to be predicted.
 
         An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
@@ -58,13 +62,11 @@ class ResultFolder:
 
         Args:
             images: path in the folder, with the suffix of the image, of each image file.
-            resume: leave out images that have complete results.
-            force: replace results.
 
         Raises:
             ValueError: several images have the same path in the folder.
-            FileExistsError: a file exists that is not a result of this command, or, without ``resume`` and ``force``,
-                that is one; or a result to resume is of another image.
+            FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
+                result of this command, or is that of another image.
         """
         self._entries = self._recorded()
         recorded = {entry.image: name for name, entry in self._entries.items()}
@@ -79,28 +81,26 @@ class ResultFolder:
                 f'several images would be written to {self.path / names[twice[0]]}: {", ".join(twice)}; write them to '
                 'other folders'
             )
-        return {
-            image: name for image, name in names.items() if not self._is_done(real_path(image), name, resume, force)
-        }
+        return {image: name for image, name in names.items() if not self._is_done(real_path(image), name)}
 
-    def _is_done(self, image: str, name: str, resume: bool, force: bool) -> bool:
+    def _is_done(self, image: str, name: str) -> bool:
         """Return whether an image needs no prediction; raise FileExistsError if it would replace another file."""
-        entry = self._entries.get(name, _Entry(image, []))
         existing = [ending for ending in ENDINGS if self.file(name, ending).exists()]
+        if not existing or self._force:
+            return False
+        first = self.file(name, existing[0])
+        if not self._resume:
+            raise FileExistsError(f'{first} exists already; --force replaces it')
+        entry = self._entries.get(name, _Entry(image, []))
         for ending in existing:
             if ending not in entry.endings:
                 raise FileExistsError(
-                    f'{self.file(name, ending)} is not a result of `swin-dense predict`, or one of an earlier '
-                    'version; move it, or choose another --out'
+                    f'{self.file(name, ending)} is not a result of `swin-dense predict`, or one of an earlier version; '
+                    'move it, or choose another --out'
                 )
-        if existing and not (resume or force):
-            raise FileExistsError(f'{self.file(name, existing[0])} exists already; --force replaces it')
-        if existing and resume and entry.image != image:
-            raise FileExistsError(
-                f'{self.file(name, existing[0])} is the result of {entry.image}; write those of {image} to another '
-                'folder'
-            )
-        return resume and 'json' in existing
+        if entry.image != image:
+            raise FileExistsError(f'{first} is the result of {entry.image}; write those of {image} to another folder')
+        return 'json' in existing
 
     def clear(self, name: str) -> None:
         """Delete the results of an earlier run."""
@@ -115,11 +115,11 @@ class ResultFolder:
         """Write the results of an image, the JSON last, so that it marks complete results.
 
         Raises:
-            FileExistsError: a file exists that is not a result of this command.
+            FileExistsError: a file exists, and ``force`` was not given.
         """
         pictures = _pictures(prediction)
         for ending in (*pictures, 'json'):
-            if self.file(name, ending).exists():
+            if self.file(name, ending).exists() and not self._force:
                 raise FileExistsError(f'{self.file(name, ending)} was written by another program meanwhile')
         self._record(name, _Entry(real_path(image), [*pictures, 'json']))
         from PIL import Image
@@ -153,12 +153,6 @@ class ResultFolder:
         with (self.path / RECORD).open('a', encoding='utf-8') as file:
             file.write(f'\n{json.dumps(content)}\n')  # on a line of its own, also after half a line
         self._entries[name] = entry
-
-
-def real_path(image: str) -> str:
-    """Return the path of an image without links in its folders; a link to an image is an image of its own."""
-    folder, name = os.path.split(image)
-    return os.path.join(os.path.realpath(folder), name)
 
 
 def _clashing(names: Mapping[str, str]) -> list[str]:

@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.export import ExportError
 from swin_dense.export.verify import Comparison, write_verified
-from swin_dense.workbench.export import whole
+from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
+from swin_dense.workbench.export import gate, whole
 from swin_dense.workbench.export.agreement import ROUNDING, share_of_unmatched
 from swin_dense.workbench.runtime.outputs import Instances
 from swin_dense.workbench.runtime.sessions import KEY
@@ -74,6 +76,22 @@ def test_a_segmentors_file_is_compared_also_at_another_size(planned, demo_data):
     assert run({'img': np.zeros(SHAPE, np.float32)})[0].dtype == np.int32
     assert comparison.error(run, SHAPE) == (0.0, 2 * 48 * 66)
     assert comparison.error(resizing_classes, SHAPE)[0] > 0.0
+
+
+def test_a_config_for_masks_of_other_values_is_exported(planned, demo_data, tmp_path):
+    """`swin-dense config --ignore --mask-values` writes transforms that act on labels alone."""
+    config = config_of('upernet', demo_data)
+    prepared = gate.preparation_of(config.test_dataloader.dataset.pipeline)
+    set_classes(config, list('abcdef'))
+    map_values(config, [0, 50, 100, 150, 200, 250])
+    ignore_values(config, [7])
+    config.dump(tmp_path / 'mine.py')
+    written = Config.fromfile(tmp_path / 'mine.py')
+    kinds = [step.type for step in written.test_dataloader.dataset.pipeline]
+    assert {'MapMaskValues', 'IgnoreMaskValues'} <= set(kinds)
+    _, interface, _ = planned(written)
+    facts = json.loads(interface.facts[KEY])
+    assert {key: facts[key] for key in prepared} == json.loads(json.dumps(prepared))
 
 
 BOXES = np.array([[0, 0, 20, 30], [40, 40, 50, 90.0]])

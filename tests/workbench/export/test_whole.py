@@ -26,6 +26,7 @@ from swin_dense.workbench.export.agreement import share_of_other_segments
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
+from tests.commands.test_predict import names_in
 from tests.conftest import ROOT, folders_named_in
 from tests.processes import without
 from tests.workbench.export import query_models
@@ -409,7 +410,7 @@ def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
         runtime.load(other_file, runtime=each)
 
 
-ABSENT = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'yaml', 'filelock', 'onnx')  # docs/deploy.md installs none
+ABSENT = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'yaml', 'filelock', 'onnx')
 
 
 @pytest.mark.parametrize('name', costly(FIRST, UPERNET))
@@ -422,8 +423,7 @@ def test_the_command_needs_neither_torch_nor_the_frameworks(exported, demo_data,
     config.dump(tmp_path / 'config.py')
     arguments = [str(tmp_path / 'config.py'), str(weights), str(picture), '--out', str(tmp_path / 'framework')]
     assert main(['predict', *arguments, *lowest]) == 0
-    names = [sorted(file.name for file in (tmp_path / one).iterdir()) for one in ('file', 'framework')]
-    assert names[0] == names[1]
+    assert names_in(tmp_path / 'file') == names_in(tmp_path / 'framework')
     found, expected = (
         json.loads((tmp_path / one / f'{picture.stem}.json').read_text()) for one in ('file', 'framework')
     )

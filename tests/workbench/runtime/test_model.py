@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+from swin_dense import runtime
 from swin_dense.workbench.runtime.model import Model
 from swin_dense.workbench.runtime.sessions import SESSIONS
+from tests.commands.files import SEGMENTOR, write_model
 
 FACTS = {
     'task': 'detection',
@@ -129,3 +131,17 @@ def test_a_file_for_one_size_names_it():
     file = File(size=(800, None))
     with pytest.raises(ValueError, match=r'the file is for inputs of 800xany pixels, got 20x120; resize'):
         Model(file, FACTS, 0.3).predict(PICTURE)
+
+
+@pytest.mark.parametrize('name', sorted(SESSIONS))
+@pytest.mark.parametrize(('sides', 'named'), [('80, 96', '80x96'), ('H, 96', 'anyx96')])
+def test_both_libraries_tell_the_size_of_a_file(tmp_path, name, sides, named):
+    graph = f"""fixed (float[1, 3, {sides}] img) => (int32[1, {sides}] labels) {{
+        largest = ArgMax <axis = 1, keepdims = 0> (img)
+        labels = Cast <to = 6> (largest)
+    }}"""
+    file = write_model(tmp_path / 'fixed.onnx', graph, {**SEGMENTOR, 'task': 'detection'})
+    model = runtime.load(file, runtime=name)
+    assert model.run(np.zeros((1, 3, 80, 96), np.float32))[0].shape == (1, 80, 96)
+    with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 80x90'):
+        model.run(np.zeros((1, 3, 80, 90), np.float32))

@@ -1,0 +1,132 @@
+"""`swin-dense predict RECIPE photo.jpg` fetches the published weights of the recipe, here from a local server."""
+
+import json
+import re
+import shutil
+import threading
+
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from PIL import Image
+
+from swin_dense.commands import predict
+from swin_dense.commands._main import main
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.recipes.files import load_recipe, recipe_root
+from swin_dense.workbench.recipes.zoo import published_weights
+from tests.checkpoint.test_downloads import Server
+
+RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+# Make its model small.
+SMALL = [
+    'model.backbone.embed_dims=8',
+    'model.backbone.depths=1,1,1,1',
+    'model.backbone.num_heads=1,1,2,2',
+    'model.neck.in_channels=8,16,32,64',
+    'model.roi_head.bbox_head.fc_out_channels=16',
+    'model.test_cfg.rcnn.score_thr=0.0',
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with an image; downloads are kept in a folder below it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setenv('no_proxy', '127.0.0.1')
+    Image.new('RGB', (60, 40)).save('photo.jpg')
+    return tmp_path
+
+
+@pytest.fixture
+def publish(folder, monkeypatch):
+    """Return a function that replaces the published address of the recipe."""
+    (folder / 'recipes').mkdir()
+    for name in ('configs', 'model-index.yml'):
+        copy = shutil.copytree if name == 'configs' else shutil.copy
+        copy(recipe_root() / name, folder / 'recipes' / name)
+    monkeypatch.setattr(predict, 'recipe_root', lambda: folder / 'recipes')
+
+    def replace(address):
+        metafile = folder / 'recipes/configs/mask_rcnn/metafile.yml'
+        metafile.write_text(metafile.read_text().replace(published_weights(recipe_root(), RECIPE), address))
+
+    return replace
+
+
+@pytest.fixture
+def server(folder):
+    (folder / 'served').mkdir()
+    with Server(folder / 'served') as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield httpd
+        httpd.shutdown()
+
+
+def write_weights(path):
+    config = load_recipe(RECIPE)
+    merge_settings(config, parse_settings(SMALL))
+    init_default_scope('mmdet')
+    torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, path)
+
+
+def test_the_weights_of_a_recipe_are_fetched_once(publish, server, capsys, caplog):
+    write_weights(server.folder / 'weights.pth')
+    address = f'{server.address}/weights.pth'
+    publish(address)
+    arguments = ['predict', RECIPE, 'photo.jpg', '--set', *SMALL, '--score', '0', '--device', 'cpu']
+    assert main(arguments) == 0
+    told = capsys.readouterr().err
+    kept = re.search(rf'the weights of {RECIPE} from {address} are in (\S+/weights.pth)$', told, re.M)[1]
+    assert f'Downloading {address}' in caplog.text
+    with open('predictions/photo.json') as file:
+        assert json.load(file)['instances']
+    assert main([*arguments, '--force']) == 0
+    assert server.requests == 1
+    assert kept in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('words', [[RECIPE], [RECIPE, 'http://127.0.0.1:1/weights.pth']])
+def test_without_a_network_the_message_says_where_to_put_the_file(publish, folder, capsys, words):
+    publish('http://127.0.0.1:1/weights.pth')
+    assert main(['predict', *words, 'photo.jpg']) == 2
+    told = capsys.readouterr().err
+    assert 'http://127.0.0.1:1/weights.pth cannot be fetched' in told
+    assert 'give its path instead of the address' in told
+    assert str(folder / 'cache') in re.search(r'or copy it to (\S+/weights\.pth)$', told, re.M)[1]
+    assert not (folder / 'predictions').exists()
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['mask-rcnn_swinv2-t-p4-w16_fpn_amp-ms-crop-3x_coco', 'photo.jpg'], 'no weights are published for the recipe'),
+        (['mine.py', 'photo.jpg'], 'mine.py is a config file, for which no weights are published; give its checkpoint'),
+        (['mask-rcnn_swin-t', 'photo.jpg'], "there is no recipe and no config file 'mask-rcnn_swin-t'"),
+        ([RECIPE], 'give a model and images: RECIPE IMAGE..., CONFIG CHECKPOINT IMAGE... or MODEL.onnx IMAGE...'),
+        ([RECIPE, 'weights.pth'], 'there is no file weights.pth'),
+        ([RECIPE, 'mine.py'], 'give a model and images'),
+        ([RECIPE, 'nowhere.jpg'], 'there is no file nowhere.jpg'),
+        ([RECIPE, 'empty'], 'the folder empty contains no images'),
+    ],
+)
+def test_which_word_is_missing_or_wrong(folder, capsys, words, message):
+    (folder / 'mine.py').write_text("default_scope = 'mmdet'")
+    (folder / 'empty').mkdir()
+    assert main(['predict', *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / 'predictions').exists()
+
+
+def test_the_address_of_every_recipe_that_has_one():
+    assert published_weights(recipe_root(), RECIPE).endswith(
+        f'/{RECIPE.replace("-", "_", 1)}_20210902_120937-9d6b7cfa.pth'
+    )
+    assert published_weights(recipe_root(), 'dino-5scale_swin-l_8xb2-12e_coco').startswith('https://')
+    assert published_weights(recipe_root(), 'upernet_swin-demo') == ''
+
+
+def test_recipes_of_the_demo_are_found(capsys):
+    assert main(['zoo', 'demo', 'upernet']) == 0
+    assert capsys.readouterr().out.startswith('upernet_swin-demo\n')
