@@ -34,7 +34,8 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters lint FORCE
+.PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters \
+    test-ray lint FORCE
 setup: $(READY)
 
 $(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
@@ -79,7 +80,7 @@ test-core: $(CORE_READY)
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
 # Each target is a session of noxfile.py, which chooses the Python.
-test-oldest test-newest test-between test-onedl test-compiled test-converters: test-%: .venv-nox/bin/nox
+test-oldest test-newest test-between test-onedl test-compiled test-converters test-ray: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
 # Uses the environment at hand, whose torch is for the GPU; PYTHON=python3 chooses another.
@@ -91,17 +92,6 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy mmcv_lite_ops/mmcv/_ext.py
-
-# The Ray Data example has its own environment; RAY_PYTHON=python3.12 chooses the interpreter.
-RAY_PYTHON ?= python3.11
-.PHONY: test-ray
-.venv-ray/ready: examples/requirements-ray.txt
-	$(RAY_PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -r $<
-	touch $@
-
-test-ray: .venv-ray/ready
-	.venv-ray/bin/python -m pytest tests/features/test_ray.py tests/features/test_extractor.py
 
 .PHONY: docs
 .venv-docs/ready: docs/requirements.txt

@@ -1,4 +1,4 @@
-"""Run the core's tests and training on other stacks, the mm tests with a compiled mmcv, and other converters.
+"""Run the core's tests and training on other stacks, the mm tests with a compiled mmcv, other converters, and Ray Data.
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
@@ -89,6 +89,14 @@ def converters(session: nox.Session) -> None:
     session.run('python', '-m', 'pytest', 'tests/converters', *session.posargs)
     benchmark = ['benchmarks/converters.py', '--out', 'benchmarks/results/converters.json']
     session.run('python', *benchmark, env={'PYTHONPATH': str(ROOT)})
+
+
+@nox.session(python='3.11')
+def ray(session: nox.Session) -> None:
+    """The example for Ray Data, examples/features_ray.py."""
+    session.install('--requirements', 'examples/requirements-ray.txt')
+    tests = ['tests/features/test_ray.py', 'tests/features/test_extractor.py']
+    session.run('python', '-m', 'pytest', *(session.posargs or tests))
 
 
 CONVERTERS = ['executorch==1.5.1', 'litert-torch==0.10.0', 'ai-edge-litert==2.3.0', 'coremltools==9.0']

@@ -1,4 +1,4 @@
-"""Plot the cost of a Swin against the side of the image, with windows and with global attention.
+"""Plot and print the cost of a Swin against the side of the image, with windows and with global attention.
 
     python examples/complexity.py --arch t --out complexity.png
 
@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone
+
+SIDES = (112, 224, 448, 896, 1792)  # in pixels
 
 
 def msa_flops(height: int, width: int, channels: int) -> int:
@@ -47,13 +49,16 @@ def main() -> None:
     args = parser.parse_args()
     with torch.device('meta'):
         backbone = SwinBackbone(args.arch, window_size=args.window_size)
-    sides = range(112, 1793, 112)
-    windows, everywhere = zip(*(counted(backbone, side) for side in sides), strict=True)
+    windows, everywhere = zip(*(counted(backbone, side) for side in SIDES), strict=True)
     figure = Figure(figsize=(7, 4.5), layout='constrained')
     axes = figure.add_subplot()
     for label, flops in (('global attention', everywhere), (f'windows of {args.window_size}', windows)):
-        axes.loglog(sides, [value / 1e9 for value in flops], label=label)
+        gflops = [value / 1e9 for value in flops]
+        axes.loglog(SIDES, gflops, label=label, marker='o')
+        print(label, *(f'{side}: {value:.1f}' for side, value in zip(SIDES, gflops, strict=True)), sep=', ')
     axes.set(xlabel='side of a square image, pixels', ylabel='GFLOPs (multiply-adds)')
+    axes.set_xticks(SIDES, labels=SIDES)
+    axes.set_xticks([], minor=True)
     axes.legend()
     figure.savefig(args.out, dpi=150)
 

@@ -1,47 +1,47 @@
 """Draw what a Swin does to a photograph: its pyramid, the attention of a token, windows and shift masks.
 
-    python examples/pictures.py pyramid photo.jpg --checkpoint swin_t.in1k --out pyramid.png
-    python examples/pictures.py attention photo.jpg --checkpoint swin_t.in1k --stage 2 --block 1 --pixel 9 9 --out a.png
-    python examples/pictures.py windows photo.jpg --stage 1 --out windows.png
-    python examples/pictures.py masks --grid 20 26 --out masks.png
-
-For Grad-CAM of a classifier, the package grad-cam takes any block:
-
-    GradCAM(model, [model.backbone.stages[2].blocks[-1]], reshape_transform=lambda x: x.permute(0, 3, 1, 2))
+python examples/pictures.py pyramid photo.jpg --checkpoint swin_t.in1k --out pyramid.png
+python examples/pictures.py attention photo.jpg --checkpoint swin_t.in1k --stage 2 --block 1 --pixel 9 9 --out a.png
+python examples/pictures.py windows photo.jpg --stage 1 --out windows.png
+python examples/pictures.py masks --out masks.png
 """
 
 import argparse
-import math
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image, ImageOps
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.explore.colours import pca_rgb
-from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.images.reading import normalize, read_image
-from swin_dense.ops import reference
 from swin_dense.ops.windows import region_ids, window_grid
+
+
+def places(size, window, shift):
+    """Return the window of each cell of a map and its token in that window, two tensors (H, W)."""
+    down, across = window_grid(*size, window)
+    rows = (torch.arange(size[0]) - shift[0]) % (down * window[0])
+    columns = (torch.arange(size[1]) - shift[1]) % (across * window[1])
+    windows = rows[:, None] // window[0] * across + columns // window[1]
+    return windows, rows[:, None] % window[0] * window[1] + columns % window[1]
 
 
 def token_attention(backbone, image, stage, block, pixel):
     """Return the attention weights of the token at a pixel, (heads, H, W), zero outside its window."""
-    img = normalize(read_image(image, backbone.in_channels), IMAGENET_MEAN, IMAGENET_STD)[None]
     attn = backbone.stages[stage].blocks[block].attn
     recorded = []
     # With a hook on the dropout, attention computes the weights, (N, A, T, T), and passes them through it.
     hook = attn.w_msa.attn_drop.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
-    with torch.no_grad(), hook:
-        backbone(img)
-    stride = math.prod(backbone.strides[: stage + 1])
-    size = window_grid(img.shape[2], img.shape[3], (stride, stride))
-    numbers = torch.arange(1, 1 + size[0] * size[1]).view(1, *size, 1)
-    tokens_NT = reference.partition(numbers, *attn.windows_on(*size))[0, :, :, 0]  # 0 is padding
-    window, token = (tokens_NT == numbers[0, pixel[0] // stride, pixel[1] // stride]).nonzero()[0].tolist()
-    weights_AT = recorded[0][window, :, token]
-    of_tokens = weights_AT.new_zeros(len(weights_AT), 1 + size[0] * size[1])
-    return of_tokens.index_add(1, tokens_NT[window], weights_AT)[:, 1:].unflatten(1, size)
+    with hook:
+        pyramid = extract_pyramid(backbone, image)
+    stride = backbone.out_strides[stage]
+    size = pyramid[stride].shape[1:]
+    windows, tokens = places(size, *attn.windows_on(*size))
+    cell = (pixel[0] // stride, pixel[1] // stride)
+    weights_AT = recorded[0][windows[cell], :, tokens[cell]]
+    return weights_AT[:, tokens] * (windows == windows[cell])
 
 
 def draw_pyramid(pyramid, image):
@@ -70,48 +70,54 @@ def draw_attention(weights, image, stride, pixel):
 
 
 def draw_windows(image, stride, window):
-    """Draw the windows of one stage over the image, without and with shift: one tint for each window."""
+    """Draw the windows of a stage, without and with the shift, which joins pieces of one colour; hatch the padding."""
     pixels = colours_of(image)
     size = window_grid(*pixels.shape[:2], (stride, stride))
-    rows, columns = window_grid(*size, (window, window))
+    padded = [count * window for count in window_grid(*size, (window, window))]
+    height, width = (stride * cells for cells in padded)
     figure, axes = panels(2)
     for ax, shift in zip(axes, (0, window // 2), strict=True):
-        ids = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, window**2, 1)
-        regions = region_ids(*size, (window, window), (shift, shift))[None, :, :, None]
-        cells = reference.merge(ids * 4 + regions, size, (window, window), (shift, shift))[0, :, :, 0]
-        extent = (0, size[1] * stride, size[0] * stride, 0)
-        ax.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0))
-        ax.imshow(cells % 20, extent=extent, cmap='tab20', alpha=0.4, interpolation='nearest')
-        ax.set_title(f'windows of {window} x {window}, shift {shift}')
+        windows, _ = places(padded, (window, window), (shift, shift))
+        divided = torch.cat([windows[:shift].flatten(), windows[:, :shift].flatten()])
+        tints = np.ma.masked_where(~torch.isin(windows, divided), windows % 20)
+        ax.add_patch(Rectangle((0, 0), width, height, fill=False, hatch='///', edgecolor='grey', zorder=0))
+        ax.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0), zorder=1)
+        ax.imshow(tints, extent=(0, width, height, 0), cmap='tab20', vmin=0, vmax=19, alpha=0.5, zorder=2)
+        ax.vlines(range(shift * stride, width + 1, window * stride), 0, height, colors='black', linewidth=0.7)
+        ax.hlines(range(shift * stride, height + 1, window * stride), 0, width, colors='black', linewidth=0.7)
+        ax.set_title(f'stride {stride}: windows of {window} x {window}, shift {shift}')
     return figure
 
 
-def shift_masks(height, width, window):
+def shift_masks(window):
     """Return which pairs of tokens attend to each other, (T, T), in the four kinds of shifted windows."""
-    rows, columns = window_grid(height, width, (window, window))
-    ids = region_ids(height, width, (window, window), (window // 2, window // 2)).reshape(rows, columns, -1)
-    kinds = {'inside': ids[0, 0], 'right column': ids[0, -1], 'bottom row': ids[-1, 0], 'bottom right': ids[-1, -1]}
+    ids = region_ids(2 * window, 2 * window, (window, window), (window // 2, window // 2)).reshape(2, 2, -1)
+    kinds = {'inside': ids[0, 0], 'right column': ids[0, 1], 'bottom row': ids[1, 0], 'bottom right': ids[1, 1]}
     return {name: regions[:, None] == regions for name, regions in kinds.items()}
 
 
-def draw_shift_masks(height, width, window):
+def draw_shift_masks(window):
+    """Draw which pairs of tokens attend to each other in white: a row for each query, a column for each key."""
     figure, axes = panels(4)
-    for ax, (name, mask) in zip(axes, shift_masks(height, width, window).items(), strict=True):
-        ax.imshow(mask, cmap='gray')
-        ax.set_title(name)
+    for ax, (name, mask) in zip(axes, shift_masks(window).items(), strict=True):
+        ax.imshow(mask, cmap='gray', vmin=0, vmax=1)
+        ax.set_axis_on()
+        ax.set(title=f'window {name}', xlabel='key token', ylabel='query token')
     return figure
 
 
 def colours_of(image):
-    return read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
+    return np.asarray(ImageOps.exif_transpose(Image.open(image)).convert('RGB')) / 255
 
 
 def panels(count):
-    figure = Figure(figsize=(3 * count, 3), layout='constrained')
-    axes = figure.subplots(1, count, squeeze=False)[0].tolist()
+    """Return a figure and its axes, at most five in a row."""
+    rows, columns = -(-count // 5), min(count, 5)
+    figure = Figure(figsize=(3 * columns, 3 * rows), layout='compressed')
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes:
         ax.set_axis_off()
-    return figure, axes
+    return figure, axes[:count]
 
 
 def main():
@@ -123,12 +129,11 @@ def main():
     parser.add_argument('--block', type=int, default=0)
     parser.add_argument('--pixel', type=int, nargs=2, default=(0, 0))
     parser.add_argument('--window-size', type=int, default=7)
-    parser.add_argument('--grid', type=int, nargs=2, default=(20, 26))
     parser.add_argument('--out', required=True)
     args = parser.parse_args()
     stride = 4 * 2**args.stage
     if args.kind == 'masks':
-        figure = draw_shift_masks(*args.grid, args.window_size)
+        figure = draw_shift_masks(args.window_size)
     elif args.kind == 'windows':
         figure = draw_windows(args.image, stride, args.window_size)
     else:
@@ -138,7 +143,7 @@ def main():
         else:
             weights = token_attention(backbone, args.image, args.stage, args.block, args.pixel)
             figure = draw_attention(weights, args.image, stride, args.pixel)
-    figure.savefig(args.out)
+    figure.savefig(args.out, dpi=120, bbox_inches='tight')
 
 
 if __name__ == '__main__':

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_dense.ops import reference
 from tests.conftest import TINY, needs, photograph, randomize
 from tests.examples import load_example
 
@@ -28,6 +29,14 @@ def test_pca_against_a_singular_value_decomposition(pictures):
         assert min(np.abs(colour - stretched).max(), np.abs(colour - (1 - stretched)).max()) < 1e-9
 
 
+@pytest.mark.parametrize('shift', [(0, 0), (3, 2)])
+def test_places_are_those_of_the_windows(pictures, shift):
+    size, window = (11, 17), (7, 5)
+    numbers = torch.arange(1, 1 + 11 * 17).view(1, *size, 1)
+    tokens_NT = reference.partition(numbers, window, shift)[0, :, :, 0]
+    assert torch.equal(tokens_NT[pictures.places(size, window, shift)], numbers[0, :, :, 0])
+
+
 def test_attention_lies_in_the_window_and_sums_to_one(pictures):
     from swin_dense import SwinBackbone
 
@@ -39,7 +48,7 @@ def test_attention_lies_in_the_window_and_sums_to_one(pictures):
 
 
 def test_shift_masks_are_true_where_tokens_were_neighbours(pictures):
-    masks = pictures.shift_masks(21, 28, 7)
+    masks = pictures.shift_masks(7)
     assert masks['inside'].all()
     row = torch.arange(7) < 4  # of the last row of windows, the first four rows are neighbours
     expected = (row[:, None] == row).repeat_interleave(7, 0).repeat_interleave(7, 1)
@@ -53,3 +62,18 @@ def test_every_picture_is_drawn(pictures, monkeypatch, tmp_path, kind):
     monkeypatch.setattr('sys.argv', ['pictures.py', *arguments])
     pictures.main()
     assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_mask_without_hidden_pairs_is_white(pictures):
+    figure = pictures.draw_shift_masks(7)
+    assert [ax.images[0].get_clim() for ax in figure.axes] == [(0, 1)] * 4
+
+
+def test_windows_of_several_pieces_have_a_tint(pictures, tmp_path):
+    Image.fromarray(photograph(56, 84)).save(tmp_path / 'a.png')
+    figure = pictures.draw_windows(tmp_path / 'a.png', 4, 7)
+    plain, shifted = (ax.images[1].get_array().mask for ax in figure.axes)
+    assert plain.all()
+    whole = np.zeros((14, 21), bool)
+    whole[3:10, 3:17] = True  # one window in the one direction, two in the other
+    assert np.array_equal(shifted, whole)

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone
 from swin_dense.analysis.flop_counter import count
-from tests.conftest import TINY
+from tests.conftest import TINY, needs
 from tests.examples import load_example
 
 complexity = load_example('complexity')
@@ -44,6 +44,15 @@ def test_global_attention_is_one_window_over_the_whole_map():
         whole_map, windows = (SwinBackbone(one_stage, window_size=window) for window in (14, 7))
     own, everywhere = complexity.counted(whole_map, 56)
     assert own == everywhere == complexity.counted(windows, 56)[1] > complexity.counted(windows, 56)[0]
+
+
+@needs('matplotlib')
+def test_the_example_has_the_published_flops_of_swin_t(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(complexity, 'SIDES', (224, 448))
+    monkeypatch.setattr('sys.argv', ['complexity.py', '--out', str(tmp_path / 'drawn.png')])
+    complexity.main()
+    assert 'windows of 7, 224: 4.5, 448: ' in capsys.readouterr().out  # Table 1 of the paper
+    assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
 
 
 @settings(max_examples=6)

@@ -1,4 +1,4 @@
-"""examples/features_ray.py equals extract_pyramid, resumes after a kill, and survives the loss of a node.
+"""examples/features_ray.py equals extract_pyramid, resumes after a kill, and reads and writes object storage.
 
 Ray listens on all interfaces, so each run has a network namespace of its own if the system permits it. Run them with
 `make test-ray`.

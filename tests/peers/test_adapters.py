@@ -1,10 +1,11 @@
-"""PEFT, torchao and torch.fx with the backbone, as documented in docs/elsewhere.md."""
+"""PEFT, torchao and torch.fx with the backbone, as documented in docs/elsewhere.md, and examples/adapters.py."""
 
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, allow_partial_loading
 from tests.conftest import TINY, equal_weights, randomize
+from tests.examples import load_example
 
 from .detection import train
 from .peer import largest_difference, needed
@@ -50,6 +51,56 @@ class TestPEFT:
             assert type(merged) is SwinBackbone
             assert largest_difference(merged(IMAGE), after) < 1e-5
             assert merged.state_dict().keys() == self.weights.keys()
+
+
+@pytest.fixture(scope='module')
+def example():
+    needed('peft')
+    needed('mmengine')
+    return load_example('adapters')
+
+
+@pytest.mark.parametrize('kind', ['SwinDenseMona', 'SwinDenseLoRA'])
+def test_the_example_starts_as_its_base_trains_and_keeps_what_it_trained(example, tmp_path, kind):
+    options = {**TINY, 'drop_path_rate': 0.0, **({'dim': 8} if kind == 'SwinDenseMona' else {'rank': 4})}
+    torch.save(randomize(SwinBackbone(**TINY)).state_dict(), tmp_path / 'swin.pth')
+    pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}
+
+    def built():
+        model = example.MODELS.build({'type': kind, 'init_cfg': pretrained, **options})
+        model.init_weights()
+        return model
+
+    base = SwinBackbone(**TINY).eval()
+    base.load_state_dict(torch.load(tmp_path / 'swin.pth'))
+    model = built()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        expected = base(IMAGE)
+        assert largest_difference(model.eval()(IMAGE), expected) < 1e-5
+    train(model.train(), lambda: {str(i): x.square().mean() for i, x in enumerate(model(IMAGE))}, steps=5, lr=1e-2)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name in before if 'mona' in name or 'lora' in name or 'norm' in name}
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == trained
+
+    torch.save(
+        {name: tensor for name, tensor in model.state_dict().items() if name in trained}, tmp_path / 'adapter.pth'
+    )
+    loaded = built()
+    with allow_partial_loading():
+        loaded.load_state_dict(torch.load(tmp_path / 'adapter.pth'), strict=False)
+    with torch.no_grad():
+        after = model.eval()(IMAGE)
+        assert largest_difference(after, expected) > 1e-3
+        assert largest_difference(loaded.eval()(IMAGE), after) < 1e-5
+
+
+@pytest.mark.parametrize('form', [{'with_cp': 'mlp'}, {'with_cp': True}])
+def test_mona_trains_with_checkpointing(example, form):
+    model = example.SwinDenseMona(**TINY, **form, dim=8).train()
+    sum(x.square().mean() for x in model(IMAGE)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
 @torch.no_grad()

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swin_dense.images.listing import real_path
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import alone, remove, write_json, written_whole
-from swin_dense.images.listing import real_path
 from swin_dense.workbench.runtime.outputs import Prediction
 
 ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')

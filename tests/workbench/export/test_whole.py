@@ -28,6 +28,7 @@ from swin_dense.workbench.runtime import pictures
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.commands.test_predict import names_in
 from tests.conftest import ROOT, folders_named_in
+from tests.examples import load_example
 from tests.processes import without
 from tests.workbench.export import query_models
 from tests.workbench.export.accuracy import accuracy
@@ -487,3 +488,23 @@ def values_before_selection(path, picture):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
     image = picture[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32)
     return session.run(first, {session.get_inputs()[0].name: image})
+
+
+@pytest.mark.parametrize('name', costly(FIRST, UPERNET))
+def test_the_example_writes_a_file_in_8_bits(exported, demo_data, tmp_path, capsys, name):
+    example = load_example('quantize')
+    _, _, source = exported(name)
+    out = tmp_path / 'int8.onnx'
+    example.main(str(source), str(demo_data / 'coco' / 'train2017'), str(out))
+    assert '4 photographs held out' in capsys.readouterr().out
+    assert out.stat().st_size < 0.75 * source.stat().st_size
+    graph = onnx.load(out).graph
+    assert [one.name for one in graph.input] == [one.name for one in onnx.load(source).graph.input]
+    in_8_bits = {node.output[0] for node in graph.node if node.op_type == 'DequantizeLinear'}
+    modules = [str(node.metadata_props) for node in graph.node if in_8_bits.intersection(node.input[1:2])]
+    assert any('backbone.stages.0.blocks.0.ffn.layers.1' in path for path in modules)
+    assert not [path for path in modules if any(part in path for part in example.IN_FLOAT)]
+    before, after = runtime.load(source), runtime.load(out)
+    assert after.facts == before.facts
+    picture = next((demo_data / 'coco' / 'val2017').iterdir())
+    assert example.agreement(before.predict(picture), after.predict(picture)) > 0.7
