@@ -96,8 +96,8 @@ def speed_line(*reports: dict[str, Any]) -> str:
     """Return the line of the README on speed."""
     least, most = _range_of_mmdet(reports)
     return (
-        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as long "
-        'as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
+        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as "
+        'long as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
     )
 
 
