@@ -71,7 +71,7 @@ test-all: $(READY) $(PEERS_READY) test-core
 	$(PEERS) $(PYTEST) tests/peers
 
 test-core: $(CORE_READY)
-	$(CORE) $(PYTEST) -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
+	$(CORE) $(PYTEST) -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/images tests/features
 
 .venv-nox/bin/nox:
 	"$(PYTHON)" -m venv .venv-nox

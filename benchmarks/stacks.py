@@ -29,6 +29,7 @@ CORE = [
     'tests/ops',
     'tests/utils',
     'tests/checkpoint',
+    'tests/images',
     'tests/features',
 ]
 STEPS = 10

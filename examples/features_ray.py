@@ -22,7 +22,7 @@ from pyarrow import dataset, fs
 from ray.data.checkpoint import CheckpointConfig
 
 from swin_dense.features import Extractor
-from swin_dense.features.listing import IMAGE_SUFFIXES
+from swin_dense.images.listing import IMAGE_SUFFIXES
 
 
 def main() -> int:

@@ -19,10 +19,10 @@ from matplotlib.patches import Rectangle
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.explore.colours import pca_rgb
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import normalize, read_image
 from swin_dense.ops import reference
 from swin_dense.ops.windows import region_ids, window_grid
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 
 def token_attention(backbone, image, stage, block, pixel):

@@ -8,12 +8,11 @@ Files for other runtimes: export_model, export_detector, export_segmentor.
 Packages with further public names: features, integrations, ops, runtime.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
-from swin_dense.utils.lazy import public_name
+from swin_dense.utils.lazy import public_name, require_core
 
 if TYPE_CHECKING:
     from swin_dense.checkpoint import (
@@ -78,44 +77,15 @@ def __getattr__(name: str) -> Any:
         ImportError: a dependency is missing or broken; the message contains the reason and a fix.
     """
     if name in _HOMES:
-        if (reason := why_no_core()) is not None:
-            raise ImportError(reason)
+        require_core()
         if _HOMES[name] == 'swin_dense.mm':
-            _check_mmengine(name)
+            _registration.check_mmengine(name)
     return public_name(__name__, name, _HOMES)
 
 
 def __dir__() -> list[str]:
     with_mmengine = ['SwinDense', 'SwinDenseV2'] if find_spec('mmengine') else []
     return sorted([*__all__, *_PACKAGES, *with_mmengine, '__version__'])
-
-
-def why_no_core() -> str | None:
-    """Return why nothing but the runtime works here, or None if the packages that all else needs can be imported."""
-    for module in ('numpy', 'PIL.Image', 'torch'):
-        try:
-            import_module(module)
-        except Exception as error:  # a broken package can raise any error
-            reason = f'{type(error).__name__}: {error}'
-            package = module.partition('.')[0]
-            return (
-                f'swin_dense needs {package}, which cannot be imported ({reason}); run `swin-dense doctor` for details'
-            )
-    return None
-
-
-def _check_mmengine(name: str) -> None:
-    core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
-    if find_spec('mmengine') is None:
-        raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same model without mmengine')
-    try:
-        import_module('swin_dense.mm')
-    except Exception as error:  # a broken mmengine can raise any error
-        raise ImportError(
-            f'{name} needs mmengine, which is installed but cannot be imported ({type(error).__name__}: {error}); run '
-            '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
-            f'{core} is the same model without mmengine'
-        ) from error
 
 
 _registration.register_with_mmengine()

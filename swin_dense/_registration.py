@@ -1,4 +1,4 @@
-"""Register SwinDense in mmengine, without being the first to import mmengine."""
+"""Register SwinDense in mmengine, without being the first to import mmengine, and say why that is not possible."""
 
 import sys
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -38,3 +39,18 @@ class _AfterMmengine(MetaPathFinder):
 
         spec.loader.exec_module = exec_module
         return spec  # which may also be asked for without an import that follows
+
+
+def check_mmengine(name: str) -> None:
+    """Raise ImportError, with a fix, if mmengine is missing or broken, which a public name needs."""
+    core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
+    if find_spec('mmengine') is None:
+        raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same model without mmengine')
+    try:
+        import_module('swin_dense.mm')
+    except Exception as error:  # a broken mmengine can raise any error
+        raise ImportError(
+            f'{name} needs mmengine, which is installed but cannot be imported ({type(error).__name__}: {error}); run '
+            '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
+            f'{core} is the same model without mmengine'
+        ) from error

@@ -45,6 +45,16 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
+def assert_near(found: Any, expected: Any, tolerance: float) -> None:
+    """Compare tensors, or arrays, with a tolerance that is both relative and absolute."""
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def assert_within(found: Any, expected: Any, distance: float) -> None:
+    """Compare tensors, or arrays, whose values may differ by a distance."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=distance)
+
+
 def some(values: Iterable[Any], every: int) -> list[Any]:
     """Return test parameters of which `make test` runs only every n-th; `make test-all` runs all of them."""
     return [

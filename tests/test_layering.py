@@ -1,6 +1,11 @@
-"""Import rules: packages import only lower layers, the workbench has a wall, and few packages import mm* packages."""
+"""Import rules: packages import only lower layers, the workbench has a wall, and few packages import mm* packages.
+
+No files import each other in a circle. ``python -m tests.test_layering`` prints which packages import which.
+"""
 
 import ast
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -42,20 +47,56 @@ def package_of(dotted: str) -> str:
     return first if first in LAYER else 'swin_dense'
 
 
+def is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
+
+
 def entry_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix('').parts
     return package_of('.'.join(part for part in parts if part != '__init__') or 'swin_dense')
 
 
-def imported(source: str, top_level_only: bool = False):
-    """Yield the dotted names that a file imports, optionally without the imports inside functions."""
+def imported(source: str, top_level_only: bool = False, of_types: bool = True):
+    """Yield the dotted names that a file imports, optionally without those inside functions or for type checkers."""
     tree = ast.parse(source)
+    if not of_types:
+        tree.body = [node for node in tree.body if not is_for_types(node)]
     for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, 'a relative import'
             yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    return '.'.join(part for part in parts if part != '__init__')
+
+
+def imports_of_modules(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, given their sources; imports for type checkers do not count."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = imported(source, of_types=False)
+        found[module] = {owner(name, sources) for name in names} - {module, ''}
+    return found
+
+
+def owner(name: str, modules) -> str:
+    """Return the module that an imported dotted name belongs to, or an empty string if it is none of these."""
+    while name and name not in modules:
+        name = name.rpartition('.')[0]
+    return name
+
+
+def circle_in(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a circle, the first one again at the end, or an empty list."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def forbidden_imports(entry: str, source: str) -> list[str]:
@@ -113,3 +154,36 @@ def test_the_workbench_imports_no_other_room(module):
 def test_only_commands_import_the_workbench(entry):
     assert forbidden_imports(entry, 'from swin_dense.workbench import training')
     assert not forbidden_imports('commands', 'from swin_dense.workbench import training')
+
+
+def test_no_files_import_each_other_in_a_circle():
+    imports = imports_of_modules({module_of(path): path.read_text() for path in FILES})
+    assert len(imports['swin_dense.models.swin']) > 5
+    assert not circle_in(imports)
+
+
+@pytest.mark.parametrize('late', ['import p.a', 'def late():\n    from p.a import thing', 'from p import a'])
+def test_a_circle_is_noticed(late):
+    sources = {'p': '', 'p.a': 'from p.b import thing', 'p.b': 'import p.c', 'p.c': late}
+    assert set(circle_in(imports_of_modules(sources))) == {'p.a', 'p.b', 'p.c'}
+
+
+def test_an_import_for_type_checkers_is_no_circle():
+    sources = {'p.a': 'import p.b', 'p.b': 'if TYPE_CHECKING:\n    import p.a'}
+    assert not circle_in(imports_of_modules(sources))
+
+
+def print_imports():
+    """Print how many imports lead from each package to each other."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for module, others in imports_of_modules({module_of(path): path.read_text() for path in FILES}).items():
+        for other in others:
+            pair = tuple(package_of(name.removeprefix('swin_dense').lstrip('.')) for name in (module, other))
+            counts[pair] += pair[0] != pair[1]
+    for package in sorted({one for one, _ in counts}, key=LAYER.get):
+        used = [f'{other} {count}' for (one, other), count in sorted(counts.items()) if one == package and count]
+        print(f'{package:12} {", ".join(used)}')
+
+
+if __name__ == '__main__':
+    print_imports()

@@ -54,15 +54,11 @@ def options():
     for name in command_names():
         parser = argparse.ArgumentParser()
         importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-        parsers = {name: parser}
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers |= {f'{name} {inner}': one for inner, one in action.choices.items()}
-        for command, one in parsers.items():
-            given = [action for action in one._actions if not isinstance(action, argparse._SubParsersAction)]
-            result[command] = {
-                option: default(action.default) for action in given for option in action.option_strings or [action.dest]
-            }
+        result[name] = {
+            option: default(action.default)
+            for action in parser._actions
+            for option in action.option_strings or [action.dest]
+        }
     return result
 
 

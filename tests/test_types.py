@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
-from swin_dense.features.pyramid import Extraction
+from swin_dense.features.pyramid import PyramidOptions
 from swin_dense.models.options import Options
 from tests.conftest import ROOT, needs
 
@@ -47,4 +47,4 @@ def test_the_declared_options_are_those_of_the_functions():
         return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
 
     assert Options.__annotations__.keys() == keywords(SwinBackbone) | keywords(SwinV2Backbone)
-    assert Extraction.__annotations__.keys() == keywords(extract_pyramid)
+    assert PyramidOptions.__annotations__.keys() == keywords(extract_pyramid)

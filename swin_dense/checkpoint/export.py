@@ -15,7 +15,7 @@ from swin_dense.checkpoint.read import safetensors_torch
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import log_spaced_offsets
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import check_destination, written_whole
+from swin_dense.utils.atomic import check_destination, write_tensors, written_whole
 from swin_dense.utils.choices import FAMILIES
 
 # For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
@@ -96,12 +96,13 @@ def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> 
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -> Path:
     """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path."""
     check_destination(path, force)
-    with written_whole(path) as unfinished:
-        if path.suffix == '.safetensors':
-            safetensors_torch().save_file(checkpoint, unfinished.path)
-        else:
-            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
-                torch.save(checkpoint, file)
+    if path.suffix == '.safetensors':
+        safetensors_torch()  # raises an error that says how to install it
+        write_tensors(path, checkpoint)
+        return path
+    # Given a path, torch would store the temporary name in the file.
+    with written_whole(path) as unfinished, unfinished.open('wb') as file:
+        torch.save(checkpoint, file)
     return path
 
 

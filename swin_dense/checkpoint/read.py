@@ -236,9 +236,9 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
                 for leftover in path.parent.glob(f'.????????-{glob.escape(name)}'):  # of a process that was killed
                     leftover.unlink()
                 with written_whole(path) as unfinished:
-                    _receive(address, unfinished.path)
-                    _check_digest(unfinished.path, digest)
-                    _check_suffix(unfinished.path, name)
+                    _receive(address, unfinished)
+                    _check_digest(unfinished, digest)
+                    _check_suffix(unfinished, name)
     except CheckpointError as error:
         raise CheckpointError(
             f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'

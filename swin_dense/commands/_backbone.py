@@ -1,4 +1,4 @@
-"""The backbone, the device and the inference that options describe.
+"""The backbone, the device and the extraction that options describe.
 
 Commands import this module when they run, because it needs torch.
 """
@@ -14,9 +14,8 @@ from PIL import Image
 
 from swin_dense.commands._options import backbone_options, normalization_of
 from swin_dense.create import create_backbone, warn_of_random_weights
-from swin_dense.features.inference import check_levels, on_device
-from swin_dense.features.tiling import check_tiling
-from swin_dense.images.normalization import Inference
+from swin_dense.features.extraction import Extraction, on_device
+from swin_dense.images.normalization import Normalization
 from swin_dense.models.swin import SwinBackbone
 
 
@@ -29,7 +28,8 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         name = name or 'swin_t'
     options = {**backbone_options(args), **options}
     backbone = create_backbone(name, args.checkpoint, prefix=args.prefix, **options)
-    return on_device(backbone, device)
+    on_device(backbone, device)
+    return backbone
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
@@ -40,21 +40,18 @@ def device_of(args: argparse.Namespace) -> torch.device:
     return on_device(torch.empty(0), device).device
 
 
-def inference_of(args: argparse.Namespace, backbone: SwinBackbone) -> Inference:
+def extraction_of(args: argparse.Namespace, backbone: SwinBackbone) -> Extraction:
     """Return how `swin-dense features` reads images and computes features."""
-    levels = check_levels(backbone, args.levels)
-    tiling = None
     if args.tile is not None:
         Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
-        tiling = check_tiling(backbone, args.tile, args.overlap, levels)
-    inference = Inference(
-        **normalization_of(args),
-        levels=levels,
-        dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
-        autocast=getattr(torch, args.autocast) if args.autocast else None,
-        tiling=tiling,
+    return Extraction(
+        backbone,
+        Normalization(**normalization_of(args)),
+        args.levels,
         page=args.page,
         max_side=args.max_side,
+        tile=args.tile,
+        overlap=args.overlap,
+        dtype=args.dtype if args.pool == 'none' else None,
+        autocast=args.autocast,
     )
-    inference.check_for(backbone)
-    return inference

@@ -18,6 +18,7 @@ import swin_dense
 from swin_dense.commands._options import SPELLED
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
+from swin_dense.utils.lazy import require_core
 from swin_dense.utils.packages import install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
@@ -83,7 +84,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
-    actions = {action.dest: action for one in reversed(parsers_of(parser)) for action in one._actions}
+    actions = {action.dest: action for action in parser._actions}
 
     def spell(name: str, *value: Any) -> str | None:
         form = '='.join([name, *map(repr, value)])
@@ -103,15 +104,6 @@ def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     return spell
 
 
-def parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return a parser and its subparsers."""
-    found = [parser]
-    for one in found:
-        kinds = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
-        found += [inner for action in kinds for inner in action.choices.values()]
-    return found
-
-
 def _print_log() -> None:
     """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
     logging.basicConfig(format='%(message)s')
@@ -125,9 +117,10 @@ def _print_log() -> None:
 def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
     if _is_of_import(error, _CORE):
-        reason = swin_dense.why_no_core()
-        if reason is not None:
-            return reason
+        try:
+            require_core()
+        except ImportError as core_error:
+            return str(core_error)
     if is_out_of_memory(error):
         return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
@@ -180,6 +173,6 @@ def _commands_by_group() -> str:
             summary + extra, 100, initial_indent=f'  {name:10} ', subsequent_indent=' ' * 13
         )
     groups = ['\n'.join([f'{GROUPS[group]}:', *listed]) for group, listed in lines.items()]
-    extras = "[NAME]: needs an extra, pip install 'swin-dense[NAME]' or '.[NAME]'; [mm-lite] serves as [mm]."
+    extras = "[NAME]: needs an extra: pip install '.[NAME]' in the clone of swin_dense; [mm-lite] serves as [mm]."
     more = f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}'
     return '\n\n'.join([*groups, extras, textwrap.fill(more, 100)])

@@ -11,10 +11,10 @@ from typing import Any
 
 from swin_dense.archs.arch import resolve_arch, split_name
 from swin_dense.archs.weights import place_of, suggestion
+from swin_dense.images.presets import PRESETS
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
-from swin_dense.utils.choices import PRESETS
 
 # Arguments of Python whose options have other names.
 SPELLED = {
@@ -48,15 +48,15 @@ def add_backbone(parser: argparse._ActionsContainer, required: bool = False, dev
     add_device(parser, device)
 
 
-def add_normalization(parser: argparse._ActionsContainer, note: str | None = None) -> None:
+def add_normalization(
+    parser: argparse._ActionsContainer, note: str | None = None, scale: str = 'the largest value of their type'
+) -> None:
     """Add the options that state how the stored values of images become the input of a backbone."""
     group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std', note)
     per_channel: dict[str, Any] = {'nargs': '+', 'type': float, 'metavar': 'X'}
     group.add_argument('--mean', help="one number or one per channel (default: ImageNet's)", **per_channel)
     group.add_argument('--std', help='likewise', **per_channel)
-    group.add_argument(
-        '--scale', help='divides stored values, such as 10000 (default: the largest value of their type)', **per_channel
-    )
+    group.add_argument('--scale', help=f'divides stored values, such as 10000 (default: {scale})', **per_channel)
     group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
     group.add_argument(
         '--preset', choices=list(PRESETS), help='--mean, --std, --scale and --clamp of published weights'

@@ -68,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.images.normalization import Normalization
 
     how = Normalization(**normalization_of(args))
-    backbone = build_backbone(args)
-    how.check_for(backbone)
-    record = make_record(backbone, args.image, args.max_side, normalization=how)
+    record = make_record(build_backbone(args), args.image, args.max_side, how)
     name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     write_text(args.out, page.text)

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     backbone.add_argument('--half', action='store_true', help='write float16')
     backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
-    add_normalization(parser, 'for images of stored values instead of normalised ones; --scale is 255 by default')
+    add_normalization(parser, 'for images of stored values instead of normalised ones', scale='255')
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,9 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from swin_dense.commands._options import (
     add_backbone,
@@ -28,7 +26,7 @@ from swin_dense.commands._options import (
     check_integers,
     normalization_of,
 )
-from swin_dense.features.listing import list_images
+from swin_dense.images.listing import list_images
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import alone
 from swin_dense.utils.choices import POOLINGS
@@ -93,23 +91,26 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from swin_dense.commands._backbone import build_backbone, inference_of
+    from swin_dense.commands._backbone import build_backbone, extraction_of
     from swin_dense.features.folder import FeatureFolder, weights_digest
+    from swin_dense.features.runner import Item, Runner
 
     backbone = build_backbone(args)
-    inference = inference_of(args, backbone)
+    extraction = extraction_of(args, backbone)
+    pool = None if args.pool == 'none' else args.pool
+    runner = Runner(extraction, pool, args.batch_size, args.workers)
     settings = {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
         'window_size': backbone.window_size,
         'clamp_window': backbone.clamp_window,
-        'levels': inference.levels,
+        'levels': extraction.levels,
         'pool': args.pool,
         'dtype': args.dtype,
         'autocast': args.autocast,
         'page': args.page or 0,
         'max_side': args.max_side,
-        'tiling': inference.tiling,
+        'tiling': extraction.tiling,
         **normalization_of(args),
     }
     dtype, failed = getattr(torch, args.dtype), len(unread)
@@ -118,47 +119,19 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     busy = f'another extraction is writing to {args.out}; wait for it, or choose another folder'
     with alone(args.out / '.lock', busy), contextlib.closing(FeatureFolder(args.out, settings)) as folder:
-        missing = [path for path in images if path not in folder.finished]
-        with (
-            stop_signals() as received,
-            contextlib.closing(results(backbone, inference, missing, args)) as found,
-        ):
-            for path, size, levels in tqdm(found, total=len(missing), unit='image'):
-                if not isinstance(levels, dict):
+        missing = [Item(path, path) for path in images if path not in folder.finished]
+        with stop_signals() as received, contextlib.closing(runner.run(iter(missing))) as found:
+            for item, size, levels in tqdm(found, total=len(missing), unit='image'):
+                if isinstance(levels, str):
                     tqdm.write(f'skipped: {levels}', file=sys.stderr)
                     failed += 1
-                elif args.pool == 'none':
-                    folder.add_maps(path, size, levels)
+                elif pool is None:
+                    folder.add_maps(item.name, size, levels)
                 else:
-                    folder.add_vectors(path, size, levels, dtype)
+                    folder.add_vectors(item.name, size, levels, dtype)
                 if received:
                     print('stopped before the end; run the same command again to continue', file=sys.stderr)
                     return 128 + received[0]
     finished = len(images) + len(unread) - failed
     print(f'{finished} of {len(images)} images are in {args.out}, {failed} failed', file=sys.stderr)
     return int(failed > 0)
-
-
-def results(
-    backbone: Any, inference: Any, paths: list[str], args: argparse.Namespace
-) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yield each path with the (height, width) of its image and its maps or vectors by stride, or with an error."""
-    from swin_dense.features.inference import Item, PooledSink, Runner, whole_image
-    from swin_dense.features.sinks import MapSink, in_memory
-    from swin_dense.features.tiling import in_tiles
-
-    def make_sink(size: Any) -> Any:
-        return MapSink(size, in_memory) if args.pool == 'none' else PooledSink(args.pool)
-
-    if inference.tiling is not None:
-        for path in paths:
-            yield path, *in_tiles(backbone, path, inference, make_sink)
-        return
-    items = (Item(path, path) for path in paths)
-    with contextlib.closing(Runner(backbone, inference).run(items, args.batch_size, args.workers)) as found:
-        for item, size, maps in found:
-            if isinstance(maps, dict) and args.pool != 'none':
-                sink = make_sink(size)
-                sink.write(whole_image(maps))
-                maps = sink.levels()
-            yield item.name, size, maps

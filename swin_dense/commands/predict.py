@@ -26,10 +26,11 @@ from typing import Any
 import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
-from swin_dense.utils import checks, search
+from swin_dense.images.listing import is_image, walk
+from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_free, remove, write_json, written_whole
-from swin_dense.utils.choices import IMAGE_SUFFIXES, PRECISIONS, RUNTIMES
+from swin_dense.utils.choices import PRECISIONS, RUNTIMES
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
 
@@ -117,7 +118,7 @@ def _files(args: argparse.Namespace) -> tuple[list[str], dict[str, Path], list[s
             images[str(place)] = args.out / place.stem
             continue
         own = {os.path.realpath(args.out)}
-        found = sorted(map(Path, search.walk(str(place), _is_image, skipped, own)))
+        found = sorted(map(Path, walk(str(place), is_image, skipped, own)))
         if not found:
             raise ValueError(f'the folder {place} contains no images outside of {args.out}')
         images.update({str(path): args.out / path.relative_to(place).with_suffix('') for path in found})
@@ -130,10 +131,6 @@ def _files(args: argparse.Namespace) -> tuple[list[str], dict[str, Path], list[s
         for ending in _ENDINGS:
             check_free(_file(out, ending), args.force)
     return model, images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def _file(out: Path, ending: str) -> Path:
@@ -170,5 +167,5 @@ def _write(out: Path, prediction: Any) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     for ending, pixels in pictures.items():
         with written_whole(_file(out, ending)) as unfinished:
-            Image.fromarray(pixels).save(unfinished.path, quality=95)
+            Image.fromarray(pixels).save(unfinished, quality=95)
     write_json(_file(out, 'json'), prediction.record)

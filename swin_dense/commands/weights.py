@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from swin_dense.archs.weights import Weights, published
 from swin_dense.utils import checks
-from swin_dense.utils.texts import table
 
 GROUP = 'backbones'
 
@@ -36,14 +36,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([dataclasses.asdict(one) for one in chosen], indent=2))
     elif len(chosen) == 1:
-        print(table([(f'{name}:', str(value)) for name, value in vars(chosen[0]).items() if value not in (None, '')]))
+        print(_table([(f'{name}:', str(value)) for name, value in vars(chosen[0]).items() if value not in (None, '')]))
     else:
-        print(table([('name', 'image', 'window', 'classes', 'normalization', 'publisher'), *map(_row, chosen)]))
+        print(_table([('name', 'image', 'window', 'classes', 'normalization', 'publisher'), *map(_row, chosen)]))
         licences = {one.publisher: one.licence for one in chosen}
-        print('\n' + table([('publisher', 'licence, as published'), *licences.items()]))
+        print('\n' + _table([('publisher', 'licence, as published'), *licences.items()]))
     return 0
 
 
 def _row(one: Weights) -> tuple[str, ...]:
     image, classes = str(one.img_size or ''), str(one.classes or 'none')
     return one.name, image, str(one.window_size), classes, one.normalization, one.publisher
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of the same number of cells as lines whose columns are aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return '\n'.join(line.rstrip() for line in lines)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair
 
 
@@ -23,12 +24,13 @@ class ReceptiveField:
     columns: Tensor  # (W, 2), likewise
 
 
-def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[ReceptiveField]]:
+def token_receptive_fields(backbone: SwinBackbone, image_size: Pair) -> list[list[ReceptiveField]]:
     """Return the receptive fields of the tokens after every block of every stage, for an image of (height, width)."""
     pixels = [torch.arange(side)[:, None] + torch.tensor([0, 1]) for side in image_size]
     rows, columns = (_joined(spans, backbone.strides[0], backbone.strides[0]) for spans in pixels)
+    built: Any = backbone.stages  # of SwinStage; a ModuleList has no type of its entries
     stages = []
-    for stage in backbone.stages:
+    for stage in built:
         blocks = []
         for block in stage.blocks:
             window, shift = block.attn.windows_on(len(rows), len(columns))

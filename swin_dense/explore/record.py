@@ -14,9 +14,11 @@ from torch import Tensor
 from swin_dense.archs.arch import published_letter
 from swin_dense.explore.colours import pca_rgb
 from swin_dense.explore.receptive_field import ReceptiveField, token_receptive_fields
-from swin_dense.features.inference import evaluation_mode
-from swin_dense.images.normalization import IMAGENET, Inference, Normalization
+from swin_dense.features.extraction import Extraction, evaluation_mode
+from swin_dense.images.normalization import IMAGENET, Normalization
 from swin_dense.images.reading import scale
+from swin_dense.models.attention import ShiftedWindowAttention
+from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
@@ -95,7 +97,7 @@ class PageData:
 
 
 def make_record(
-    backbone: Any,
+    backbone: SwinBackbone,
     image: Any,
     max_side: int | None = None,
     normalization: Normalization = IMAGENET,
@@ -107,23 +109,29 @@ def make_record(
         image: any source of :func:`swin_dense.images.reading.read_image`.
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
         normalization: how its stored values become the backbone's input.
+
+    Raises:
+        ValueError: the backbone or a part of it is compiled, so that the inputs of its parts cannot be recorded.
     """
-    inference = Inference(**vars(normalization), page=0, max_side=max_side)
-    pixels = inference.read(image, backbone.in_channels)
-    img = inference.input_for(backbone, pixels[None])
+    extraction = Extraction(backbone, normalization, page=0, max_side=max_side)
+    pixels = extraction.read(image)
+    img = extraction.input_for(pixels[None])
     inputs: dict[Any, Tensor] = {}
 
     def keep(module: Any, args: tuple[Tensor]) -> None:
         inputs[module] = args[0]
 
+    built: Any = backbone.stages  # of SwinStage; a ModuleList has no type of its entries
     stages = []
     with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as hooks:
-        for stage in backbone.stages:
+        for stage in built:
             for block in stage.blocks:
                 hooks.enter_context(block.attn.register_forward_pre_hook(keep))
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
+        if len(inputs) < sum(len(stage.blocks) for stage in built):
+            raise ValueError('the backbone is compiled, and compiled code skips hooks; build one without torch.compile')
         for index, fields in enumerate(token_receptive_fields(backbone, (img.shape[2], img.shape[3]))):
-            blocks = [_attention(block.attn, inputs[block.attn]) for block in backbone.stages[index].blocks]
+            blocks = [_attention(block.attn, inputs[block.attn]) for block in built[index].blocks]
             height, width, heads, channels = blocks[0].q.shape
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
@@ -150,7 +158,7 @@ def _picture(pixels: Tensor, normalization: Normalization) -> np.ndarray:
     return _as_bytes(shown.permute(1, 2, 0).numpy())
 
 
-def _attention(attn: Any, x: Tensor) -> Attention:
+def _attention(attn: ShiftedWindowAttention, x: Tensor) -> Attention:
     channels, w_msa = x.shape[3], attn.w_msa
     window, shift = attn.windows_on(x.shape[1], x.shape[2])
     bias = w_msa.relative_bias(window)
@@ -174,7 +182,7 @@ def _attention(attn: Any, x: Tensor) -> Attention:
     )
 
 
-def _name(backbone: Any) -> str:
+def _name(backbone: SwinBackbone) -> str:
     family = 'Swin V2' if backbone._prefix == 'swinv2' else 'Swin'
     letter = published_letter(vars(backbone.arch))
     if letter is not None:

@@ -133,7 +133,7 @@ class Normalized(nn.Module):
 
     def __init__(self, model: nn.Module, normalization: Normalization, backbone: SwinBackbone) -> None:
         super().__init__()
-        normalization.check_for(backbone)
+        normalization.check_for(backbone.in_channels, backbone.input_preset)
         self.model = model
         weight = next(model.parameters())
         for name, default in (('scale', 255.0), ('mean', 0.0), ('std', 1.0)):

@@ -73,12 +73,12 @@ def write_verified(path: Path, write: Callable[[Path], int], comparison: Compari
     with written_whole(path) as unfinished, torch.no_grad():
         _logger.info('tracing the model for %s ...', path.name)
         try:
-            nodes = write(unfinished.path)
+            nodes = write(unfinished)
         except ExportError:
             raise
         except RuntimeError as error:  # the base class of all errors of torch.export and torch.jit
             raise ExportError(f'the model could not be exported{hint}: {error}') from error
-        return Exported(path, nodes, _errors(unfinished.path, comparison) if comparison else {})
+        return Exported(path, nodes, _errors(unfinished, comparison) if comparison else {})
 
 
 def _errors(path: Path, comparison: Comparison) -> dict[tuple[int, ...], float]:

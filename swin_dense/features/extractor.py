@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from swin_dense.create import create_backbone
-from swin_dense.features.inference import Item, PooledSink, Runner, check_dtype, check_levels, on_device, whole_image
-from swin_dense.images.normalization import Inference, Normalization, chosen
+from swin_dense.features.extraction import Extraction, check_dtype, on_device
+from swin_dense.features.runner import Item, Runner
+from swin_dense.images.normalization import Normalization, chosen
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import Statistic
 from swin_dense.utils import checks
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, POOLINGS
+from swin_dense.utils.choices import POOLINGS
 
 # Columns that may hold the images, in order of precedence. Only 'path' is also returned.
 COLUMNS = ('bytes', 'image', 'path')
@@ -79,21 +81,19 @@ class Extractor:
         checks.integer('batch_size', self.batch_size)
         checks.integer('workers', self.workers, minimum=0)
         self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
-        autocast = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
         backbone = create_backbone(None, self.checkpoint, prefix=self.prefix)
-        self._backbone = on_device(backbone, device)
-        strides = check_levels(self._backbone, self.levels)
+        on_device(backbone, device)
         short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
-        self._inference = Inference(
-            **vars(chosen(self.normalization, short)),
-            levels=strides,
-            autocast=autocast,
+        self._extraction = Extraction(
+            backbone,
+            chosen(self.normalization, short),
+            self.levels,
             page=self.page,
             max_side=self.max_side,
+            autocast=self.autocast,
         )
-        self._inference.check_for(self._backbone)
-        self._runner = Runner(self._backbone, self._inference)
+        self._runner = Runner(self._extraction, self.pool, self.batch_size, self.workers)
 
     def __reduce__(self) -> Any:
         # Defaults are left out, as unpickling copies them: a wrong mean is warned of only if it is the default itself.
@@ -121,22 +121,21 @@ class Extractor:
             raise ValueError(f'one of the columns {list(COLUMNS)} must contain the images, got {list(rows)}')
         images = rows[column]
         count = len(images)
-        channels = dict(zip(self._backbone.out_strides, self._backbone.out_channels, strict=True))
-        vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._inference.levels or channels}
+        backbone = self._extraction.backbone
+        channels = dict(zip(backbone.out_strides, backbone.out_channels, strict=True))
+        vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._extraction.levels or ()}
         sizes = np.zeros((count, 2), np.int64)
         errors = np.full(count, '', object)  # not None: Arrow would infer the null type for a batch without errors
         items = (Item(str(index), image) for index, image in enumerate(images))
-        with contextlib.closing(self._runner.run(items, self.batch_size, self.workers)) as results:
-            for item, size, maps in results:
+        with contextlib.closing(self._runner.run(items)) as results:
+            for item, size, levels in results:
                 index = int(item.name)
-                if isinstance(maps, dict):
-                    sizes[index] = size
-                    sink = PooledSink(self.pool)
-                    sink.write(whole_image(maps))
-                    for stride, vector in sink.levels().items():
-                        vectors[stride][index] = vector
-                else:
-                    errors[index] = maps
+                if isinstance(levels, str):
+                    errors[index] = levels
+                    continue
+                sizes[index] = size
+                for stride, vector in levels.items():
+                    vectors[stride][index] = vector
         others = {name: values for name, values in rows.items() if name not in ('bytes', 'image')}
-        levels = {f'level_{stride}': values for stride, values in vectors.items()}
-        return {**others, **levels, 'height': sizes[:, 0], 'width': sizes[:, 1], 'error': errors}
+        features = {f'level_{stride}': values for stride, values in vectors.items()}
+        return {**others, **features, 'height': sizes[:, 0], 'width': sizes[:, 1], 'error': errors}

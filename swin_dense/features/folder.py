@@ -12,12 +12,10 @@ from typing import Any
 import pyarrow
 import torch
 from pyarrow import parquet
-from safetensors.torch import save_file
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks
-from swin_dense.utils.atomic import write_json, written_whole
+from swin_dense.utils.atomic import write_json, write_tensors, written_whole
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 _FORMER = ('_shard-*.json', 'settings.json')
@@ -43,7 +41,7 @@ class FeatureFolder:
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
         there = json.loads((root / SETTINGS).read_text(encoding='utf-8'))
-        if different := checks.differences(there, json.loads(json.dumps(settings))):
+        if different := _differences(there, json.loads(json.dumps(settings))):
             raise ValueError(
                 f'{root} contains features computed with other settings ({different}); choose another folder'
             )
@@ -64,16 +62,15 @@ class FeatureFolder:
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         file = self._root / 'features' / digest[:2] / f'{Path(path).stem[:80]}-{digest}.safetensors'
         file.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(file) as unfinished:
-            tensors = {str(stride): level.cpu().contiguous() for stride, level in maps.items()}
-            save_file(tensors, unfinished.path, {'image_size': json.dumps(image_size)})
+        tensors = {str(stride): level.cpu().contiguous() for stride, level in maps.items()}
+        write_tensors(file, tensors, {'image_size': json.dumps(image_size)})
         self._add(path, image_size, file=file.relative_to(self._root).as_posix())
 
     def close(self) -> None:
         """Write the rows that are not in a part yet."""
         if self._rows:
             with written_whole(self._root / f'part-{self._next:06}.parquet') as unfinished:
-                parquet.write_table(pyarrow.Table.from_pylist(self._rows), unfinished.path)
+                parquet.write_table(pyarrow.Table.from_pylist(self._rows), unfinished)
             self._next += 1
             self._rows = []
 
@@ -91,3 +88,15 @@ def weights_digest(module: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
+
+
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the entries that differ between a record and what is wanted now, for a message; '' if none do."""
+    absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
+    found = []
+    for key in sorted(there.keys() | now.keys()):
+        old = there.get(key, absent)
+        new = now.get(key, absent)
+        if old != new:
+            found.append(f'{key} {old!r} there, {new!r} now')
+    return ', '.join(found)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypedDict, overload
 
@@ -16,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.create import warn_of_random_weights
-from swin_dense.features.inference import batches, check_dtype, check_levels, evaluation_mode, on_device, run_batch
+from swin_dense.features.extraction import Extraction, evaluation_mode, on_device
+from swin_dense.features.runner import batches
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
-from swin_dense.features.tiling import check_tiling, run_tiles
-from swin_dense.images.normalization import Inference, Normalization, chosen
+from swin_dense.images.normalization import Normalization, chosen
 from swin_dense.images.pixels import ImageError, naming
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import Statistic, check_floats
 from swin_dense.images.regions import open_large_image
+from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,7 +77,7 @@ class Pyramid(Mapping[int, Tensor]):
         return y // stride, x // stride
 
 
-class Extraction(TypedDict, total=False):
+class PyramidOptions(TypedDict, total=False):
     """The options of :func:`extract_pyramid`, for type checkers and editors."""
 
     levels: Sequence[int] | None
@@ -105,16 +104,16 @@ class Extraction(TypedDict, total=False):
 def extract_pyramid(
     backbone: nn.Module,
     images: str | os.PathLike[str] | np.ndarray | PIL.Image.Image | IO[bytes],
-    **options: Unpack[Extraction],
+    **options: Unpack[PyramidOptions],
 ) -> Pyramid: ...
 @overload
 def extract_pyramid(
-    backbone: nn.Module, images: list[Any] | tuple[Any, ...] | Iterator[Any], **options: Unpack[Extraction]
+    backbone: nn.Module, images: list[Any] | tuple[Any, ...] | Iterator[Any], **options: Unpack[PyramidOptions]
 ) -> list[Pyramid]: ...
 @overload  # a tensor is one image or several, by its axes
-def extract_pyramid(backbone: nn.Module, images: Any, **options: Unpack[Extraction]) -> Any: ...
+def extract_pyramid(backbone: nn.Module, images: Any, **options: Unpack[PyramidOptions]) -> Any: ...
 def extract_pyramid(
-    backbone: Any,
+    backbone: nn.Module,
     images: Any,
     *,
     levels: Sequence[int] | None = None,
@@ -183,17 +182,11 @@ def extract_pyramid(
         {4: (96, 23, 30), 8: (192, 12, 15), 16: (384, 6, 8), 32: (768, 3, 4)}
     """
     batch_size = checks.integer('batch_size', batch_size)
-    dtype = check_dtype('dtype', dtype, ('float16', 'bfloat16', 'float32', 'float64'))
-    autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
-    backbone = bare_backbone(backbone)
-    if getattr(backbone, 'has_random_weights', False):
+    bare = bare_backbone(backbone)
+    if getattr(bare, 'has_random_weights', False):
         warn_of_random_weights()
-    strides = check_levels(backbone, levels)
     how = chosen(normalization, Normalization(mean, std, scale, bands, clamp))
-    inference = Inference(
-        **vars(how), levels=strides, bgr=bgr, dtype=dtype, autocast=autocast, page=page, max_side=max_side
-    )
-    inference.check_for(backbone)
+    extraction = Extraction(bare, how, levels, bgr, page, max_side, tile, overlap, dtype, autocast)
     if isinstance(images, Tensor) and images.ndim == 4:
         is_single = False
     else:  # an open file is one image
@@ -201,29 +194,32 @@ def extract_pyramid(
     sources = [images] if is_single else list(images)
     if tile is None and not (overlap is None and out is None):
         raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
-    if tile is not None:
-        inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
-        if gradients:
-            raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
-        if out is not None and not is_single:
+    if tile is not None and gradients:
+        raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
+    if out is not None:
+        if not is_single:
             raise ValueError('out= stores the maps of one image; call extract_pyramid once per image')
-        if out is not None and (dtype or autocast or next(backbone.parameters()).dtype) == torch.bfloat16:
+        computed = extraction.map_dtype or extraction.autocast_dtype or next(bare.parameters()).dtype
+        if computed == torch.bfloat16:
             raise ValueError(
                 'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
             )
     if device is not None:
-        on_device(backbone, device)
-    with evaluation_mode(backbone):
+        on_device(bare, device)
+    with evaluation_mode(bare):
         if tile is not None:
-            pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
+            pyramids = [_extract_in_tiles(extraction, source, out) for source in sources]
         else:
-            pyramids = _extract_in_batches(backbone, sources, inference, batch_size, gradients)
+            pyramids = _extract_in_batches(extraction, sources, batch_size, gradients)
     return pyramids[0] if is_single else pyramids
 
 
-def bare_backbone(backbone: Any) -> Any:
-    """Unwrap the backbone from DataParallel and similar wrappers, which hide its attributes."""
-    bare = backbone
+def bare_backbone(backbone: nn.Module) -> SwinBackbone:
+    """Unwrap the backbone from DataParallel and similar wrappers, which hide its attributes.
+
+    A compiled backbone has them all, and stays as it is.
+    """
+    bare: Any = backbone
     while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
         bare = bare.module
     if not hasattr(bare, 'out_strides'):
@@ -232,39 +228,39 @@ def bare_backbone(backbone: Any) -> Any:
     return bare
 
 
-def _extract_in_batches(
-    backbone: Any, sources: list[Any], inference: Inference, batch_size: int, gradients: bool
-) -> list[Pyramid]:
+def _extract_in_batches(extraction: Extraction, sources: list[Any], batch_size: int, gradients: bool) -> list[Pyramid]:
+    def read(source: Any) -> Tensor:
+        return _read_for_gradients(extraction, source) if gradients else extraction.read(source)
+
     found: dict[int, Pyramid] = {}
-    read = partial(_read_for_gradients, inference) if gradients else inference.read
-    loaded = ((index, read(source, backbone.in_channels)) for index, source in enumerate(sources))
+    loaded = ((index, read(source)) for index, source in enumerate(sources))
     for indices, batch in batches(loaded, batch_size):
-        all_maps = run_batch(backbone, batch, inference, gradients)
-        for index, maps in zip(indices, all_maps, strict=True):
+        for index, maps in zip(indices, extraction.run(batch, gradients), strict=True):
             found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
     return [found[index] for index in range(len(sources))]
 
 
-def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:
+def _extract_in_tiles(extraction: Extraction, source: Any, out: str | os.PathLike | None) -> Pyramid:
     with contextlib.ExitStack() as stack:
-        image = stack.enter_context(open_large_image(source, inference.bgr, inference.page))
+        image = stack.enter_context(open_large_image(source, extraction.bgr, extraction.page))
         make = in_memory if out is None else stack.enter_context(in_npy_files(Path(out)))
         sink = MapSink(image.size, make)
-        for blocks in run_tiles(backbone, image, inference):
+        for blocks in extraction.run_tiles(image):
             sink.write(blocks)
         return Pyramid(sink.levels(), image.size)
 
 
-def _read_for_gradients(inference: Inference, source: Any, channels: int) -> Tensor:
+def _read_for_gradients(extraction: Extraction, source: Any) -> Tensor:
     """Read an image, and keep a float tensor (C, H, W) that requires gradients in its graph, as RGB."""
     if not (isinstance(source, Tensor) and source.requires_grad):
-        return inference.read(source, channels)
+        return extraction.read(source)
+    how, channels = extraction.normalization, extraction.backbone.in_channels
     with naming(source):
-        if inference.bands is not None:
-            source = source[list(inference.bands)]
+        if how.bands is not None:
+            source = source[list(how.bands)]
         if source.ndim != 3 or source.shape[0] != channels:
             raise ImageError(f'for gradients it must have the shape ({channels}, H, W)')
-        if inference.max_side is not None and max(source.shape[1:]) > inference.max_side:
+        if extraction.max_side is not None and max(source.shape[1:]) > extraction.max_side:
             raise ImageError('max_side= cannot be used with gradients=; resize the image first')
-        check_floats(source, inference.check_range)
-    return source.flip(0) if inference.bgr else source
+        check_floats(source, how.check_range)
+    return source.flip(0) if extraction.bgr else source

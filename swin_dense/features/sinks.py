@@ -1,8 +1,9 @@
-"""Collect the feature maps of an image from its tiles, in memory or in files."""
+"""Collect the features of an image from its tiles: maps, in memory or in files, or one vector per level."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from swin_dense.features.inference import Blocks
+from swin_dense.features.extraction import Blocks, Maps
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
+from swin_dense.utils.choices import POOLINGS
 
 Shape = tuple[int, int, int]
+_GEM_FLOOR = 1e-6
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 
 
@@ -69,7 +72,7 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
         def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
             paths = {}
             for stride, shape in shapes.items():
-                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
+                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy'))
                 open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
                 reserve(path, path.stat().st_size)
                 paths[stride] = path
@@ -87,3 +90,32 @@ def _to_numpy(values: Tensor) -> np.ndarray:
     if values.dtype == torch.bfloat16:
         values = values.view(torch.int16)
     return values.numpy()
+
+
+class PooledSink:
+    """Pool each level of an image to one vector; ``pool`` is a key of ``POOLINGS``.
+
+    Like :class:`MapSink`, it is given the blocks of one tile at a time; those of all calls cover every level once.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self._power = POOLINGS[pool]
+        self._totals: dict[int, Tensor] = {}
+        self._cells: Counter[int] = Counter()
+
+    def write(self, blocks: Blocks) -> None:
+        for stride, (_, _, values) in blocks.items():
+            cells = values.double() if self._power == 1 else values.double().clamp(min=_GEM_FLOOR) ** self._power
+            self._totals[stride] = self._totals.get(stride, 0) + cells.sum((1, 2))
+            self._cells[stride] += values[0].numel()
+
+    def levels(self) -> dict[int, Tensor]:
+        """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
+        return {s: ((total / self._cells[s]) ** (1 / self._power)).cpu() for s, total in self._totals.items()}
+
+
+def pooled(maps: Maps, pool: str) -> dict[int, Tensor]:
+    """Pool the maps of a whole image as :class:`PooledSink` does."""
+    sink = PooledSink(pool)
+    sink.write({stride: (slice(None), slice(None), level) for stride, level in maps.items()})
+    return sink.levels()

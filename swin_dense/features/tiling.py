@@ -1,4 +1,4 @@
-"""Compute the pyramid of an image that is too large for memory, tile by tile.
+"""Which tiles give the features of a large image.
 
 Tiles start and end at window borders of every stage, so the windows of a tile are windows of the image. Near the sides
 of a tile, shifted windows lack the pixels beyond it. The error spreads by a known number of cells per block, so an
@@ -8,27 +8,29 @@ overlap of :func:`exact_overlap` gives the features of the whole image, and a sm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from swin_dense.features.inference import Blocks, run_batch
-from swin_dense.images.normalization import Inference, Tiling
-from swin_dense.images.pixels import ImageError, LargeImage, name_of, naming
-from swin_dense.images.regions import open_large_image
-from swin_dense.images.tiles import plan_tiles
+from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
-from swin_dense.utils.errors import is_out_of_memory
 
 
-def tile_alignment(backbone: Any) -> Pair:
+class Tiling(NamedTuple):
+    """Tile size and overlap in pixels, checked by :func:`check_tiling`."""
+
+    tile: Pair  # (height, width)
+    overlap: Pair  # (vertical, horizontal), read beyond each side of a tile
+
+
+def tile_alignment(backbone: SwinBackbone) -> Pair:
     """Return the (vertical, horizontal) period in pixels at which the windows of all stages are aligned."""
     strides = _stage_strides(backbone)
     vertical, horizontal = (math.lcm(*(stride * side for stride in strides)) for side in backbone.window_size)
     return vertical, horizontal
 
 
-def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
+def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Pair:
     """Return the smallest aligned overlap, (vertical, horizontal) in pixels, that gives the whole image's features."""
     alignment = tile_alignment(backbone)
     reach = [_reach(backbone, levels, axis) for axis in range(2)]
@@ -36,7 +38,7 @@ def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
     return vertical, horizontal
 
 
-def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
+def check_tiling(backbone: SwinBackbone, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
     """Validate the arguments ``tile`` and ``overlap`` of :func:`swin_dense.extract_pyramid`."""
     if backbone.absolute_pos_embed is not None:
         raise ValueError(
@@ -58,56 +60,23 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
     return Tiling(sides, margins)
 
 
-def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:
-    """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
-    tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
-    for part in plan_tiles(image.size, tile, overlap):
-        pixels = image.pixels(part.read)
-        with naming(image.source):
-            stored = inference.stored(pixels, backbone.in_channels)
-        (maps,) = run_batch(backbone, stored[None], inference)
-        blocks: Blocks = {}
-        for stride, level in maps.items():
-            top, left = part.kept[0] // stride, part.kept[1] // stride
-            bottom, right = -(-part.kept[2] // stride), -(-part.kept[3] // stride)
-            above, before = part.read[0] // stride, part.read[1] // stride
-            values = level[:, top - above : bottom - above, left - before : right - before]
-            blocks[stride] = (slice(top, bottom), slice(left, right), values)
-        yield blocks
-
-
-def in_tiles(backbone: Any, source: Any, inference: Inference, make_sink: Callable[[Pair], Any]) -> tuple[Pair, Any]:
-    """Return the size of an image and what a sink has collected of its tiles, or (0, 0) and an error."""
-    try:
-        with open_large_image(source, page=inference.page) as image:
-            sink = make_sink(image.size)
-            for blocks in run_tiles(backbone, image, inference):
-                sink.write(blocks)
-            return image.size, sink.levels()
-    except (ImageError, FileNotFoundError) as error:
-        return (0, 0), str(error)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return (0, 0), f'{name_of(source)}: too little memory for one tile; use smaller tiles: {error}'
-
-
-def _stage_strides(backbone: Any) -> list[int]:
+def _stage_strides(backbone: SwinBackbone) -> list[int]:
     return [math.prod(backbone.strides[: stage + 1]) for stage in range(len(backbone.stages))]
 
 
-def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
+def _reach(backbone: SwinBackbone, levels: Sequence[int], axis: int) -> int:
     """Return the distance in pixels from a tile's side up to which the maps differ from those of the whole image.
 
     The loop tracks, block by block and for each side, the number of cells inside the tile whose values differ.
     Attention spreads a difference over the whole window. Of a shifted window that crosses a border, ``shift`` cells lie
     inside a tile that begins there, and ``window - shift`` inside a tile that ends there.
     """
+    stages: Any = backbone.stages  # of SwinStage; a ModuleList has no type of its entries
     reach = 0
     window = backbone.window_size[axis]
     for is_end in (False, True):
         cells = 0
-        for stage, stride in zip(backbone.stages, _stage_strides(backbone), strict=True):
+        for stage, stride in zip(stages, _stage_strides(backbone), strict=True):
             if stride > max(levels):
                 break
             for block in stage.blocks:

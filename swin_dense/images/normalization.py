@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.images.pixels import ImageError, Pixels, naming
-from swin_dense.images.reading import Statistic, normalize, pixels_of, scale, to_tensor
+from swin_dense.images.pixels import ImageError, Pixels
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD, PRESETS
+from swin_dense.images.reading import Statistic, normalize, scale, to_tensor
 from swin_dense.utils import checks
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, PRESETS
 
 _logger = logging.getLogger(__package__)
 
@@ -77,9 +76,16 @@ class Normalization:
         """Whether floats must lie in [0, 1]: not if they are divided by ``scale`` or already normalised."""
         return self.mean is not None and self.scale is None
 
-    def check_for(self, backbone: Any) -> None:
-        """Raise ValueError if the numbers do not fit a backbone, and warn if its weights are known to expect others."""
-        channels, known = backbone.in_channels, backbone.input_preset
+    def check_for(self, channels: int, known: str | None) -> None:
+        """Check the numbers for a backbone.
+
+        Args:
+            channels: its input channels.
+            known: the preset that its weights expect, if that is known; other numbers only cause a warning.
+
+        Raises:
+            ValueError: the numbers do not fit the channels.
+        """
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
             _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
@@ -143,59 +149,6 @@ def _not_imagenet(channels: int, known: str | None) -> None:
             f'{len(IMAGENET_MEAN)}; {advice}'
         )
     _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
-
-
-class Tiling(NamedTuple):
-    """Tile size and overlap in pixels; created by :func:`swin_dense.features.tiling.check_tiling`."""
-
-    tile: tuple[int, int]  # (height, width)
-    overlap: tuple[int, int]  # (vertical, horizontal), read beyond each side of a tile
-
-
-@dataclass(frozen=True)
-class Inference(Normalization):
-    """Options of preprocessing and computation, independent of the sink; see :func:`swin_dense.extract_pyramid`."""
-
-    levels: tuple[int, ...] | None = None
-    bgr: bool = False
-    dtype: torch.dtype | None = None
-    autocast: torch.dtype | None = None
-    tiling: Tiling | None = None
-    page: int | None = None
-    max_side: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bgr and self.bands is not None:
-            raise ValueError('bgr= and bands= both choose an order; leave bgr= out')
-        if self.page is not None:
-            checks.integer('page', self.page, minimum=0)
-        if self.max_side is not None:
-            checks.integer('max_side', self.max_side)
-            if self.tiling is not None:
-                tile = checks.argument('tile', ...)
-                raise ValueError(f'{checks.argument("max_side", ...)} cannot be used with {tile}; leave {tile} out')
-
-    def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
-
-        uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
-        """
-        with naming(source):
-            image = self.stored(pixels_of(source, self.bgr, self.page), channels)
-            longer = max(image.shape[1:])
-            if self.max_side is None or longer <= self.max_side:
-                return image
-            height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
-            # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-            if image.dtype != torch.uint8 or height * width == 1:
-                image = scale(image, None if self.scale is None else 1.0)  # what `scale` divides keeps its own scale
-            return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
-
-    def input_for(self, backbone: Any, images: Tensor) -> Tensor:
-        """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
-        parameter = next(backbone.parameters())
-        return self.prepare(images.to(parameter.device)).to(parameter.dtype)
 
 
 def band_count(pixels: Pixels, bands: Sequence[int] | None) -> int:

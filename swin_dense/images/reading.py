@@ -28,8 +28,6 @@ from swin_dense.images.pixels import (
 )
 from swin_dense.utils import checks, compat
 from swin_dense.utils.addresses import is_address, read_bytes
-from swin_dense.utils.choices import IMAGENET_MEAN as IMAGENET_MEAN  # for code of earlier versions
-from swin_dense.utils.choices import IMAGENET_STD as IMAGENET_STD
 
 # Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5

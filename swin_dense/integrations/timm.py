@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.archs.weights import Weights, published
 from swin_dense.checkpoint import load_checkpoint
+from swin_dense.images.presets import PRESETS
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.ops.layout import to_maps
 from swin_dense.utils import checks, packages
-from swin_dense.utils.choices import PRESETS
 
 packages.optional('swin_dense.integrations.timm', 'timm')
 from timm.layers import Format, is_scriptable  # noqa: E402

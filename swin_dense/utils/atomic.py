@@ -1,4 +1,4 @@
-"""Atomic writes: a file or folder gets its final name only when complete, even if the process or machine crashes.
+"""Atomic writes: a file gets its final name only when complete, even if the process or machine crashes.
 
 And locks between processes, which the operating system releases when a process is killed.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +31,29 @@ def check_free(path: Path, force: bool) -> None:
         raise FileExistsError(f'{path} exists already; {checks.argument("force", True)} replaces it')
 
 
-@dataclass
-class Unfinished:
-    """A file or folder that is being written to a temporary path; its destination may be changed meanwhile."""
-
-    path: Path
-    destination: Path
-
-
 @contextmanager
-def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unfinished]:
-    """Return a context manager that moves the written file to its destination, or removes it if the block raises.
+def written_whole(destination: Path) -> Iterator[Path]:
+    """Yield a temporary path beside a file's destination, to which the block writes.
 
-    The folder of the destination must exist. The temporary file is written there, or to the folder ``beside`` on the
-    same file system.
+    At its end the file is moved to the destination, replacing another. If the block raises, it is removed. The folder
+    must exist.
     """
-    unfinished = Unfinished((beside or destination.parent) / f'.{secrets.token_hex(4)}-{destination.name}', destination)
+    unfinished = destination.with_name(f'.{secrets.token_hex(4)}-{destination.name}')
     try:
         yield unfinished
-        put_in_place(unfinished.path, unfinished.destination)
+        # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
+        _flush(unfinished)
+        os.replace(unfinished, destination)
+        _flush(destination.parent)
     except BaseException:
-        remove(unfinished.path)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
 def write_text(destination: Path, text: str) -> None:
     """Write a text file as a whole."""
     with written_whole(destination) as unfinished:
-        unfinished.path.write_text(text, encoding='utf-8')
+        unfinished.write_text(text, encoding='utf-8')
 
 
 def write_json(destination: Path, content: Any) -> None:
@@ -68,21 +61,21 @@ def write_json(destination: Path, content: Any) -> None:
     write_text(destination, json.dumps(content, indent=2) + '\n')
 
 
+def write_tensors(destination: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file as a whole. An error of that library, as on a full disk, is raised as an OSError."""
+    from safetensors import SafetensorError  # an optional package
+    from safetensors.torch import save_file
+
+    with written_whole(destination) as unfinished:
+        try:
+            save_file(dict(tensors), unfinished, metadata)
+        except SafetensorError as error:
+            raise OSError(f'{destination} cannot be written: {error}') from error
+
+
 def remove(path: Path) -> None:
-    """Remove a file or a folder with its content, if it exists."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def put_in_place(finished: Path, destination: Path) -> None:
-    """Flush a file or folder to disk and rename it to its destination, replacing an existing file."""
-    # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
-    for path in (*finished.rglob('*'), finished):
-        _flush(path)
-    os.replace(finished, destination)
-    _flush(destination.parent)
+    """Remove a file, if it exists."""
+    path.unlink(missing_ok=True)
 
 
 def reserve(path: Path, size: int) -> None:

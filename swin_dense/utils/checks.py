@@ -112,18 +112,6 @@ def file_format(name: str, content: Mapping[str, Any], newest: int) -> None:
         )
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the entries that differ between a record and what is wanted now, for a message; '' if none do."""
-    absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
-    found = []
-    for key in sorted(there.keys() | now.keys()):
-        old = there.get(key, absent)
-        new = now.get(key, absent)
-        if old != new:
-            found.append(f'{key} {old!r} there, {new!r} now')
-    return ', '.join(found)
-
-
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     """Return ``value``, one of those allowed; the ValueError suggests a similar allowed value."""
     allowed = list(allowed)

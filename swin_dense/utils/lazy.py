@@ -27,3 +27,16 @@ def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
     if name.startswith('_') or find_spec(f'{package}.{name}') is None:
         raise AttributeError(f'module {package!r} has no attribute {name!r}')
     return import_module(f'{package}.{name}')
+
+
+def require_core() -> None:
+    """Raise ImportError if a package that all but the runtime needs is missing or broken."""
+    for module in ('numpy', 'PIL.Image', 'torch'):
+        try:
+            import_module(module)
+        except Exception as error:  # a broken package can raise any error
+            package = module.partition('.')[0]
+            reason = f'{type(error).__name__}: {error}'
+            raise ImportError(
+                f'swin_dense needs {package}, which cannot be imported ({reason}); run `swin-dense doctor` for details'
+            ) from None

@@ -20,7 +20,7 @@ from swin_dense.archs.arch import resolve_arch
 from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
-from swin_dense.utils.choices import PRESETS
+from swin_dense.images.presets import PRESETS
 from tests.checkpoint.helpers import SMALL, load
 from tests.conftest import ROOT, equal_weights, needs
 

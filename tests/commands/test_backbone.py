@@ -12,7 +12,7 @@ from swin_dense.commands._main import spelling
 from swin_dense.commands._options import add_backbone, check_backbone
 from swin_dense.create import warn_of_random_weights
 from swin_dense.utils import checks
-from tests.conftest import tiny
+from tests.conftest import assert_near, tiny
 
 OPTIONS = {
     'window_size': 5,
@@ -47,7 +47,7 @@ def test_all_options_are_inferred_from_the_checkpoint(tmp_path):
     assert found.arch == expected.arch
     image = torch.randn(1, 2, 44, 60)
     with torch.no_grad():
-        torch.testing.assert_close(found(image), expected(image), rtol=0, atol=0)
+        assert_near(found(image), expected(image), 0)
 
 
 def test_given_options_override_inferred_ones(tmp_path):
@@ -58,9 +58,10 @@ def test_given_options_override_inferred_ones(tmp_path):
 
 
 def test_prefix_chooses_one_of_several_backbones(tmp_path):
-    student, teacher = (saved(tmp_path / 'a.pth', **options).state_dict() for options in ({}, {'window_size': 5}))
-    both = {f'student.{key}': x for key, x in student.items()} | {f'teacher.{key}': x for key, x in teacher.items()}
-    torch.save({'state_dict': both}, tmp_path / 'a.pth')
+    student = saved(tmp_path / 'a.pth')
+    teacher = saved(tmp_path / 'a.pth', window_size=5)
+    both = torch.nn.ModuleDict({'student': student, 'teacher': teacher})
+    torch.save({'state_dict': both.state_dict()}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match=r'several backbones.*--prefix'):
         build('--checkpoint', tmp_path / 'a.pth')
     assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'teacher').window_size == (5, 5)

@@ -1,5 +1,7 @@
 """`swin-dense convert`: checkpoint files of all families, with options inferred or given."""
 
+import re
+
 import mmdet.models.backbones
 import pytest
 import torch
@@ -11,7 +13,7 @@ from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.read import read_file
 from swin_dense.commands._main import main
 from swin_dense.utils.choices import FAMILIES
-from tests.conftest import randomize
+from tests.conftest import randomize, small_disk
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
 
@@ -39,6 +41,16 @@ def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     back, expected = read_file(tmp_path / 'b.pth')['model'], export_state_dict(source, 'official')
     assert back.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in back.items())
+
+
+def test_a_full_disk_is_named_in_one_line(tmp_path, file, capsys):
+    (tmp_path / 'small').mkdir()
+    with small_disk(tmp_path / 'small', '16k'):
+        assert run(file, tmp_path / 'small' / 'a.safetensors') == 2
+        assert not list((tmp_path / 'small').iterdir())
+    printed = capsys.readouterr().err
+    assert re.search(r'small/a\.safetensors cannot be written: .*No space left', printed)
+    assert 'Traceback' not in printed
 
 
 @pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.commands._main import GROUPS, command_names, main, parser_of, parsers_of
+from swin_dense.commands._main import GROUPS, command_names, main, parser_of
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 from tests.processes import python, without
@@ -71,9 +71,8 @@ def test_the_nearest_name_is_suggested(capsys):
 
 @pytest.mark.parametrize('name', command_names())
 def test_every_argument_has_a_help_text(name):
-    for one in parsers_of(parser_of(name)):
-        for action in one._actions:
-            assert action.help, action.dest
+    for action in parser_of(name)._actions:
+        assert action.help, action.dest
 
 
 def test_help_and_usage_errors_need_neither_torch_nor_optional_packages():

@@ -5,14 +5,16 @@ import argparse
 import pytest
 from PIL import Image
 
-from swin_dense.commands._main import command_names, main, parser_of, parsers_of, spelling
+from swin_dense.commands._main import command_names, main, parser_of, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES
 from tests.processes import python, without
 
 
-def parsers(name):
-    return parsers_of(parser_of(name))
+def options_of(name):
+    """Return the options of a command, and what argparse stores for each."""
+    actions = parser_of(name)._actions
+    return {option: action for action in actions for option in action.option_strings}
 
 
 def imported_by(*arguments):
@@ -43,27 +45,25 @@ def test_a_prediction_with_a_file_imports_no_torch(tmp_path):
 def test_an_option_means_the_same_in_all_commands():
     kinds = {}
     for name in command_names():
-        for action in (action for parser in parsers(name) for action in parser._actions):
-            for option in action.option_strings:
-                kind = (action.dest, action.nargs, action.type, type(action))
-                # --resume takes a checkpoint in `train`.
-                if option not in ('--resume', '--set', '--cfg-options'):
-                    assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
+        for option, action in options_of(name).items():
+            kind = (action.dest, action.nargs, action.type, type(action))
+            # --resume takes a checkpoint in `train`.
+            if option not in ('--resume', '--set', '--cfg-options'):
+                assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
     assert not {'--shape', '--window', '--plot', '--map', '--destination'} & kinds.keys()
 
 
 def test_commands_that_write_have_out_and_force():
     for name in set(command_names()) - {'doctor', 'flops', 'train', 'weights', 'zoo'}:
-        options = {option for parser in parsers(name) for action in parser._actions for option in action.option_strings}
+        options = options_of(name)
         assert '--out' in options, name
         assert '--force' in options or name == 'features', name  # which continue an existing output
 
 
 def test_commands_with_a_checkpoint_of_a_backbone_have_prefix():
     for name in command_names():
-        for parser in parsers(name):
-            options = {option for action in parser._actions for option in action.option_strings}
-            assert ('--prefix' in options) == ('--checkpoint' in options or name == 'convert'), name
+        options = options_of(name)
+        assert ('--prefix' in options) == ('--checkpoint' in options or name == 'convert'), name
 
 
 @pytest.fixture
@@ -141,10 +141,9 @@ def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch,
 def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_command_line):
     parser = argparse.ArgumentParser()
     parser.add_argument('file')
-    inner = parser.add_subparsers().add_parser('inner')
     for option in ('--arch', '--window-size', '--prefix'):
-        inner.add_argument(option)
-    inner.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
+        parser.add_argument(option)
+    parser.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
     assert checks.argument(*argument) == in_python
     with checks.command_line(spelling(parser)):
         assert checks.on_command_line()

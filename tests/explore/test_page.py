@@ -17,8 +17,9 @@ from swin_dense.explore.page import make_page
 from swin_dense.explore.receptive_field import token_receptive_fields
 from swin_dense.explore.record import make_record, msa_flops, window_msa_flops
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import normalize, read_image
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, LANGUAGES
+from swin_dense.utils.choices import LANGUAGES
 from tests.conftest import ROOT, TINY, photograph, randomize, tiny
 from tests.explore.decoding import Decoded, block_bytes, facts_of
 
@@ -60,6 +61,15 @@ def test_attention_equals_the_models(made):
     assert page.off < 0.02  # random weights give large scores and thus large errors
     assert (facts['off'], facts['usuallyOff']) == (page.off, page.usually_off)
     assert page.usually_off <= page.off
+
+
+def test_a_compiled_backbone_is_refused_by_name():
+    backbone = tiny().eval()
+    backbone.compile(backend='eager')
+    with torch.no_grad():
+        backbone(normalize(read_image(PHOTOGRAPH), IMAGENET_MEAN, IMAGENET_STD)[None])  # compiled without hooks
+    with pytest.raises(ValueError, match='the backbone is compiled'):
+        make_record(backbone, PHOTOGRAPH)
 
 
 def test_pyramid_and_photograph(made):

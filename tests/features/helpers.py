@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import random
 import sys
-from importlib.util import find_spec
 
 from PIL import Image
 
@@ -14,11 +13,6 @@ from tests.conftest import IfInstalled, photograph, tiny
 safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
 PHOTOGRAPH = photograph(300, 451)
-
-
-def counted(pages):
-    """Return how an error states a number of pages, which only tifffile counts."""
-    return pages if find_spec('tifffile') else 'several'
 
 
 def in_a_process(function):
@@ -62,7 +56,9 @@ def load(path):
 
 def rows_of(out):
     """Return the rows of all parts by path; fail if a path occurs twice."""
-    rows = [row for part in sorted(out.glob('part-*.parquet')) for row in parquet.ParquetFile(part).read().to_pylist()]
+    rows = []
+    for part in sorted(out.glob('part-*.parquet')):
+        rows += parquet.ParquetFile(part).read().to_pylist()
     found = {row['path']: row for row in rows}
     assert len(found) == len(rows), 'an image has two rows'
     return found
@@ -73,6 +69,15 @@ def maps_of(out, image):
     return load(out / rows_of(out)[str(image)]['file'])
 
 
+def pooled(level, pool):
+    """Pool a map (C, H, W) to a vector in float64, by the definition of the pooling."""
+    level = level.double()
+    if pool == 'avg':
+        return level.mean((1, 2))
+    return level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
+
+
 def tree(folder):
     """Return the content of every file below a folder, by relative path."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+    files = sorted(path for path in folder.rglob('*') if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

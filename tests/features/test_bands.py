@@ -10,10 +10,12 @@ from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, export_sta
 from swin_dense.commands._main import main
 from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
-from tests.conftest import TINY, IfInstalled, needs, photograph, randomize, tiny
+from swin_dense.images.pixels import Pixels
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
+from tests.conftest import TINY, IfInstalled, assert_near, needs, photograph, randomize, tiny
 
 tifffile = IfInstalled('tifffile')
+ONE_BLOCK = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
 
 BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
 MEAN, STD = (0.1, 0.2, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8)
@@ -42,7 +44,7 @@ def expected_maps(backbone, values):
 def close(pyramid, maps):
     assert pyramid.keys() == maps.keys()
     for stride, level in maps.items():
-        torch.testing.assert_close(pyramid[stride], level[0], rtol=1e-4, atol=1e-4)
+        assert_near(pyramid[stride], level[0], 1e-4)
 
 
 @pytest.fixture
@@ -95,21 +97,22 @@ def test_the_command_features(backbone, image, tmp_path, capsys):
     from safetensors.torch import load_file
 
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    given = ['features', str(image), '--checkpoint', str(tmp_path / 'weights.pth'), '--device', 'cpu']
-    assert main([*given, '--out', str(tmp_path / 'out'), *ARGUMENTS]) == 0
+    weights, out = str(tmp_path / 'weights.pth'), str(tmp_path / 'out')
+    given = ['features', str(image), '--checkpoint', weights, '--device', 'cpu', '--out']
+    assert main([*given, out, *ARGUMENTS]) == 0
     (file,) = (tmp_path / 'out').rglob('*.safetensors')
-    close({int(name): level for name, level in load_file(file).items()}, expected_maps(backbone, counts()))
-    assert main([*given, '--out', str(tmp_path / 'out'), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
-    assert main([*given, '--out', str(tmp_path / 'other')]) == 2
+    maps = {int(name): level for name, level in load_file(file).items()}
+    close(maps, expected_maps(backbone, counts()))
+    assert main([*given, out, *ARGUMENTS, '--clamp']) == 2  # other features in one folder
+    assert main([*given, str(tmp_path / 'other')]) == 2
     printed = capsys.readouterr().err
     assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give --mean, --std" in printed
 
 
 def test_the_command_explore(backbone, image, tmp_path):
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    out = tmp_path / 'page.html'
-    given = ['explore', str(image), '--checkpoint', str(tmp_path / 'weights.pth'), '--out', str(out), *ARGUMENTS]
-    assert main(given) == 0
+    weights, out = tmp_path / 'weights.pth', tmp_path / 'page.html'
+    assert main(['explore', str(image), '--checkpoint', str(weights), '--out', str(out), *ARGUMENTS]) == 0
     assert out.stat().st_size > 1000
 
 
@@ -124,14 +127,14 @@ def test_the_command_explore(backbone, image, tmp_path):
 )
 def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys, arguments, options):
     """The file takes what the image file stores, and gives what `features` gives."""
-    one_block = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
-    backbone = randomize(SwinBackbone(**one_block)).eval()
+    backbone = randomize(SwinBackbone(**ONE_BLOCK)).eval()
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     given = ['export', str(tmp_path / 'weights.pth'), '--out', str(tmp_path / 'model.ts'), '--no-check']
     assert main([*given, '--size', '32', *arguments]) == 0
     pixels = photograph(40, 48)
-    (out,) = torch.jit.load(tmp_path / 'model.ts')(torch.from_numpy(pixels).permute(2, 0, 1)[None].float())
-    torch.testing.assert_close(out[0], extract_pyramid(backbone, pixels, **options)[4], rtol=1e-3, atol=1e-3)
+    img = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    (out,) = torch.jit.load(tmp_path / 'model.ts')(img)
+    assert_near(out[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
 
 
 def test_clamp_needs_a_mean():
@@ -146,8 +149,7 @@ def test_clamp_needs_a_mean():
 )
 def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
     """One block suffices: the export takes a time for each, and normalises before the first."""
-    one_block = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
-    backbone = randomize(SwinBackbone(**one_block, in_channels=4)).eval()
+    backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
     for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
         pytest.importorskip(package)
     path = tmp_path / f'model{suffix}'
@@ -184,10 +186,9 @@ def test_wrong_numbers_are_refused(backbone, options, message):
 def test_statistics_of_counts_need_a_scale_of_1(backbone):
     values = counts()
     options = {'mean': (1500, 1, 2, 3000), 'std': (800, 3, 4, 900), 'scale': 1, 'bands': BANDS}
-    img = torch.from_numpy(((values[:, :, BANDS] - np.array(options['mean'])) / options['std']).transpose(2, 0, 1))
-    with torch.no_grad():
-        maps = dict(zip(backbone.out_strides, backbone(img[None].float()), strict=True))
-    close(extract_pyramid(backbone, values, **options), maps)
+    normalized = (values[:, :, BANDS] - np.array(options['mean'])) / options['std']
+    img = torch.from_numpy(normalized.transpose(2, 0, 1))[None].float()
+    close(extract_pyramid(backbone, values, **options), maps_of(backbone, img))
 
 
 # Formulas of https://github.com/allenai/satlas Normalization.md and of torchgeo's transforms.
@@ -202,10 +203,9 @@ SATLAS = {
 @pytest.mark.parametrize('name', SATLAS)
 def test_presets(name):
     channels, formula = SATLAS[name]
-    values = np.random.default_rng(1).integers(0, 256 if name == 'satlas-rgb' else 30000, (6, 7, channels), np.uint16)
+    most = 256 if name == 'satlas-rgb' else 30000
+    values = np.random.default_rng(1).integers(0, most, (6, 7, channels), np.uint16)
     how = Normalization(**preset(name))
-    from swin_dense.images.pixels import Pixels
-
     img = how.prepare(how.stored(Pixels(values), channels))
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
 
@@ -254,8 +254,8 @@ def test_a_normalisation_is_one_argument_or_its_short_form(backbone):
     expected = extract_pyramid(backbone, values, **OPTIONS)
     same(extract_pyramid(backbone, values, normalization=how), expected)
     bands = {'normalization': 'satlas-rgb', 'bands': OPTIONS['bands']}
-    same(extract_pyramid(backbone, values, **bands), extract_pyramid(backbone, values, scale=255.0, clamp=True,
-          mean=None, std=None, bands=OPTIONS['bands']))  # fmt: skip
+    short = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': OPTIONS['bands']}
+    same(extract_pyramid(backbone, values, **bands), extract_pyramid(backbone, values, **short))
     with pytest.raises(ValueError, match='normalization= contains mean'):
         extract_pyramid(backbone, values, normalization=how, scale=1)
     with pytest.raises(ValueError, match='leave them out'):

@@ -9,9 +9,11 @@ import torch
 from PIL import Image
 
 from swin_dense import CheckpointError, SwinV2Backbone, export_state_dict, extract_pyramid
-from swin_dense.features import Extractor, inference
+from swin_dense.features import Extractor
+from swin_dense.features.extraction import Extraction
 from tests.conftest import TINY, photograph, randomize, tiny
-from tests.features.mutations import encode
+from tests.features.helpers import pooled
+from tests.images.mutations import encode
 
 PHOTOGRAPH = photograph(97, 131)
 IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
@@ -30,30 +32,38 @@ def checkpoint(backbone, tmp_path_factory):
 
 
 def expected(backbone, pool, stride, **options):
-    levels = [pyramid[stride].double() for pyramid in extract_pyramid(backbone, IMAGES, **options)]
-    if pool == 'avg':
-        return torch.stack([level.mean((1, 2)) for level in levels]).float().numpy()
-    return torch.stack([level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3) for level in levels]).float().numpy()
+    pyramids = extract_pyramid(backbone, IMAGES, **options)
+    vectors = [pooled(pyramid[stride], pool) for pyramid in pyramids]
+    return torch.stack(vectors).float().numpy()
+
+
+def near(found, vectors, tolerance=1e-4):
+    np.testing.assert_allclose(found, vectors, rtol=tolerance, atol=tolerance)
+
+
+def column_of(form, folder):
+    """Return the images as a column of this name."""
+    if form == 'image':
+        return IMAGES
+    if form == 'bytes':
+        return [encode(image, 'png') for image in IMAGES]
+    paths = [str(folder / f'{index}.png') for index in range(len(IMAGES))]
+    for path, image in zip(paths, IMAGES, strict=True):
+        Image.fromarray(image).save(path)
+    return np.array(paths)
 
 
 @pytest.mark.parametrize('pool', ['avg', 'gem'])
 @pytest.mark.parametrize('form', ['bytes', 'path', 'image'])
 def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, pool):
-    for index, image in enumerate(IMAGES):
-        Image.fromarray(image).save(tmp_path / f'{index}.png')
-    column, values = {
-        'bytes': ('bytes', [encode(image, 'png') for image in IMAGES]),
-        'path': ('path', np.array([str(tmp_path / f'{index}.png') for index in range(4)])),
-        'image': ('image', IMAGES),
-    }[form]
-    rows = Extractor(checkpoint, levels=[8, 32], pool=pool, device='cpu', batch_size=2)(
-        {column: values, 'label': [1, 2, 3, 4]}
-    )
-    kept = {'path'} if column == 'path' else set()
+    extract = Extractor(checkpoint, levels=[8, 32], pool=pool, device='cpu', batch_size=2)
+    rows = extract({form: column_of(form, tmp_path), 'label': [1, 2, 3, 4]})
+    kept = {'path'} if form == 'path' else set()
     assert set(rows) == {'level_8', 'level_32', 'height', 'width', 'error', 'label', *kept}
-    for stride, channels in ((8, 32), (32, 128)):
-        assert rows[f'level_{stride}'].shape == (4, channels)
-        np.testing.assert_allclose(rows[f'level_{stride}'], expected(backbone, pool, stride), rtol=1e-4, atol=1e-5)
+    assert rows['level_8'].shape == (4, 32)
+    assert rows['level_32'].shape == (4, 128)
+    near(rows['level_8'], expected(backbone, pool, 8))
+    near(rows['level_32'], expected(backbone, pool, 32))
     assert rows['height'].tolist() == [40, 40, 97, 40]
     assert rows['width'].tolist() == [52, 52, 131, 52]
     assert rows['error'].tolist() == [''] * 4
@@ -61,23 +71,25 @@ def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, 
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers):
-    contents = [b'', encode(IMAGES[0], 'png'), encode(IMAGES[1], 'png')[:300], None, encode(IMAGES[3], 'png')]
-    rows = Extractor(checkpoint, [32], device='cpu', workers=workers)({'bytes': contents, 'path': list('abcde')})
+    whole = [encode(image, 'png') for image in IMAGES]
+    contents = [b'', whole[0], whole[1][:300], None, whole[3]]
+    extract = Extractor(checkpoint, [32], device='cpu', workers=workers)
+    rows = extract({'bytes': contents, 'path': list('abcde')})
     assert rows['path'] == list('abcde')
     assert [error == '' for error in rows['error']] == [False, True, False, False, True]
     assert 'empty' in rows['error'][0]
     assert np.isnan(rows['level_32']).all(1).tolist() == [True, False, True, True, False]
     assert rows['height'].tolist() == [0, 40, 0, 0, 40]
-    np.testing.assert_allclose(rows['level_32'][[1, 4]], expected(backbone, 'avg', 32)[[0, 3]], rtol=1e-4, atol=1e-5)
+    near(rows['level_32'][[1, 4]], expected(backbone, 'avg', 32)[[0, 3]])
 
 
 def test_options(backbone, checkpoint):
     rows = Extractor(checkpoint, [32], max_side=66, dtype=torch.float16, device='cpu')({'image': IMAGES})
     assert rows['level_32'].dtype == np.float16
     assert (rows['height'][2], rows['width'][2]) == (49, 66)
-    np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32, max_side=66), rtol=2e-3, atol=2e-3)
+    near(rows['level_32'], expected(backbone, 'avg', 32, max_side=66), 2e-3)
     every = Extractor(checkpoint, device='cpu', autocast='bfloat16')({'image': IMAGES[:1]})
-    assert {name for name in every if name.startswith('level')} == {f'level_{stride}' for stride in (4, 8, 16, 32)}
+    assert {'level_4', 'level_8', 'level_16', 'level_32'} <= every.keys()
     error = np.abs(every['level_32'] - expected(backbone, 'avg', 32)[:1]).max()
     assert 0 < error < 0.1 * np.abs(every['level_32']).max()
 
@@ -101,7 +113,7 @@ def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
 def test_page(backbone, checkpoint):
     content = encode(IMAGES[0], 'tiff', save_all=True, append_images=[Image.fromarray(IMAGES[1])])
     rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [content]})
-    np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[1:2], rtol=1e-4, atol=1e-5)
+    near(rows['level_32'], expected(backbone, 'avg', 32)[1:2])
 
 
 def test_a_missing_image_column_is_an_error(checkpoint):
@@ -124,28 +136,30 @@ def test_a_pickled_extractor_gives_the_same_features(checkpoint):
 
 
 def test_prefix_chooses_one_of_several_backbones(backbone, tmp_path):
-    teacher = {f'teacher.{key}': torch.zeros_like(tensor) for key, tensor in backbone.state_dict().items()}
-    both = teacher | {f'student.{key}': tensor for key, tensor in backbone.state_dict().items()}
+    both = {}
+    for key, tensor in backbone.state_dict().items():
+        both[f'teacher.{key}'] = torch.zeros_like(tensor)
+        both[f'student.{key}'] = tensor
     torch.save(both, tmp_path / 'both.pth')
     with pytest.raises(CheckpointError, match='several backbones'):
         Extractor(tmp_path / 'both.pth')
     extractor = Extractor(tmp_path / 'both.pth', [32], device='cpu', prefix='student')
     found = pickle.loads(pickle.dumps(extractor))({'image': IMAGES})['level_32']
-    np.testing.assert_allclose(found, expected(backbone, 'avg', 32), rtol=1e-4, atol=1e-5)
+    near(found, expected(backbone, 'avg', 32))
 
 
 def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):
     extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
-    really_run = inference.run_batch
+    really_run = Extraction.run
     sizes = []
 
-    def run(backbone, batch, inference):
+    def run(extraction, batch):
         sizes.append((len(batch), *batch.shape[2:]))
         if batch.shape[2] > 60 or len(batch) > 1:
             raise torch.cuda.OutOfMemoryError('CUDA out of memory')
-        return really_run(backbone, batch, inference)
+        return really_run(extraction, batch)
 
-    monkeypatch.setattr(inference, 'run_batch', run)
+    monkeypatch.setattr(Extraction, 'run', run)
     with caplog.at_level(logging.WARNING):
         rows = extractor({'image': [IMAGES[0], IMAGES[1], IMAGES[3], IMAGES[2]]})
     assert [error == '' for error in rows['error']] == [True, True, True, False]
@@ -155,7 +169,8 @@ def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplo
 
 
 def test_an_unpickled_extractor_warns_of_the_wrong_mean_too(tmp_path, caplog):
-    state = export_state_dict(randomize(SwinV2Backbone(**TINY, window_size=4, pretrained_window_size=4)), 'torchvision')
+    backbone = randomize(SwinV2Backbone(**TINY, window_size=4, pretrained_window_size=4))
+    state = export_state_dict(backbone, 'torchvision')
     torch.save({f'backbone.backbone.{key}': value for key, value in state.items()}, tmp_path / 'a.pth')
     extractor = Extractor(tmp_path / 'a.pth', levels=[32], pool='gem')
     for _ in range(2):

@@ -1,5 +1,6 @@
 """`swin-dense features`: its output, and what a second run does."""
 
+import re
 import signal
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from PIL import Image
 
 from swin_dense.features.pyramid import extract_pyramid
-from tests.features.helpers import PHOTOGRAPH, command_line, make_images, maps_of, parquet, rows_of
+from tests.conftest import assert_near, small_disk
+from tests.features.helpers import PHOTOGRAPH, command_line, make_images, maps_of, parquet, pooled, rows_of, tree
 
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
@@ -25,7 +27,8 @@ def test_maps_equal_extract_pyramid(command, tmp_path, capsys):
     assert run(tmp_path / 'photos', '--batch-size', 2) == 1
     printed = capsys.readouterr().err
     assert '5 of 7 images' in printed
-    assert all(sum(name in line for line in printed.splitlines()) == 1 for name in ('empty.jpg', 'text.png'))
+    for name in ('empty.jpg', 'text.png'):
+        assert len([line for line in printed.splitlines() if name in line]) == 1
     rows = rows_of(tmp_path / 'out')
     assert rows.keys() == set(map(str, paths))
     for path in paths:
@@ -34,7 +37,7 @@ def test_maps_equal_extract_pyramid(command, tmp_path, capsys):
         assert size == expected.image_size == (rows[str(path)]['height'], rows[str(path)]['width'])
         assert maps.keys() == expected.keys()
         for stride, level in expected.items():
-            torch.testing.assert_close(maps[stride], level, rtol=1e-5, atol=1e-5)
+            assert_near(maps[stride], level, 1e-5)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
@@ -48,13 +51,12 @@ def test_pooled_vectors_equal_the_pooled_pyramid(command, tmp_path, monkeypatch,
     assert len(list((tmp_path / 'out').glob('part-*.parquet'))) == 3
     assert parquet.read_table(tmp_path / 'out').num_rows == 5  # the folder is a data set for pyarrow and pandas
     for path in paths:
-        row, pyramid = rows_of(tmp_path / 'out')[str(path)], extract_pyramid(backbone, path)
+        row = rows_of(tmp_path / 'out')[str(path)]
+        pyramid = extract_pyramid(backbone, path)
         assert (row['height'], row['width']) == pyramid.image_size
         for stride in (16, 32):
-            level = pyramid[stride].double()
-            gem = level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
-            vector = level.mean((1, 2)) if pool == 'avg' else gem
-            torch.testing.assert_close(torch.tensor(row[f'level_{stride}']).double(), vector, rtol=2e-3, atol=2e-3)
+            vector = torch.tensor(row[f'level_{stride}'])
+            assert_near(vector.double(), pooled(pyramid[stride], pool), 2e-3)
 
 
 def test_tiles_give_the_maps_of_the_whole_image(command, tmp_path):
@@ -63,7 +65,7 @@ def test_tiles_give_the_maps_of_the_whole_image(command, tmp_path):
     assert run(tmp_path / 'large.png', '--tile', 224) == 0
     found, _ = maps_of(tmp_path / 'out', tmp_path / 'large.png')
     for stride, level in extract_pyramid(backbone, tmp_path / 'large.png').items():
-        torch.testing.assert_close(found[stride], level, rtol=1e-4, atol=1e-4)
+        assert_near(found[stride], level, 1e-4)
 
 
 @pytest.mark.parametrize('options', [(), ('--pool', 'avg')])
@@ -71,32 +73,52 @@ def test_a_second_run_computes_only_missing_images(command, tmp_path, monkeypatc
     run, backbone = command
     paths = make_images(tmp_path / 'photos', 4)
     assert run(*paths[:3], *options) == 0
-    before = {name: path.read_bytes() for name, path in ((p.name, p) for p in (tmp_path / 'out').rglob('*.*'))}
+    before = tree(tmp_path / 'out')
     seen = []
     monkeypatch.setattr(type(backbone), 'forward', counted(type(backbone).forward, seen))
     assert run(tmp_path / 'photos', *options) == 1
     assert sum(seen) == 1
     assert rows_of(tmp_path / 'out').keys() == set(map(str, paths))
-    after = {p.name: p.read_bytes() for p in (tmp_path / 'out').rglob('*.*')}
-    assert before.items() <= after.items()
+    assert before.items() <= tree(tmp_path / 'out').items()
     assert run(tmp_path / 'photos', *options, '--levels', 32) == 2
     assert 'computed with other settings (levels' in capsys.readouterr().err
 
 
 def counted(forward, seen):
-    return lambda self, img, *args: seen.append(len(img)) or forward(self, img, *args)
+    def count(self, img):
+        seen.append(len(img))
+        return forward(self, img)
+
+    return count
 
 
 def test_a_signal_loses_no_finished_image(command, tmp_path, monkeypatch):
     run, backbone = command
     paths = make_images(tmp_path / 'photos', 4, broken=False)
     forward = type(backbone).forward
-    monkeypatch.setattr(type(backbone), 'forward', lambda *a: (signal.raise_signal(signal.SIGTERM), forward(*a))[1])
+
+    def signalled(self, img):
+        signal.raise_signal(signal.SIGTERM)
+        return forward(self, img)
+
+    monkeypatch.setattr(type(backbone), 'forward', signalled)
     assert run(tmp_path / 'photos', '--pool', 'avg', '--batch-size', 1) == 128 + signal.SIGTERM
     assert len(rows_of(tmp_path / 'out')) == 1
     monkeypatch.setattr(type(backbone), 'forward', forward)
     assert run(tmp_path / 'photos', '--pool', 'avg') == 0
     assert rows_of(tmp_path / 'out').keys() == set(map(str, paths))
+
+
+def test_a_full_disk_is_named_in_one_line(command, tmp_path, capsys):
+    run, _ = command
+    Image.fromarray(PHOTOGRAPH).save(tmp_path / 'photo.png')
+    (tmp_path / 'out').mkdir()
+    with small_disk(tmp_path / 'out', '200k'):
+        assert run(tmp_path / 'photo.png') == 2
+        assert not list((tmp_path / 'out').rglob('*.safetensors'))
+    printed = capsys.readouterr().err
+    assert re.search(r'error: .*photo-\w+\.safetensors cannot be written: .*No space left', printed)
+    assert 'Traceback' not in printed
 
 
 def test_a_concurrent_run_is_refused(command, tmp_path, capsys):

@@ -11,8 +11,8 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import Pyramid, extract_pyramid
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
-from tests.conftest import TINY, photograph, randomize, tiny
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
+from tests.conftest import TINY, assert_near, photograph, randomize, tiny
 
 PHOTOGRAPH = photograph(97, 131)
 
@@ -24,39 +24,44 @@ def backbone():
 
 def alone(backbone, image):
     """Return the expected pyramid: normalise explicitly and run the backbone on one image."""
-    x = (torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
-        torch.tensor(IMAGENET_STD)[:, None, None]
-    )
+    tensor = torch.from_numpy(image.copy()).permute(2, 0, 1) / 255
     with torch.no_grad():
-        return dict(zip(backbone.out_strides, (out[0] for out in backbone(x[None])), strict=True))
+        outs = backbone(normalized(tensor)[None])
+    return {stride: out[0] for stride, out in zip(backbone.out_strides, outs, strict=True)}
+
+
+def normalized(image):
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (IMAGENET_MEAN, IMAGENET_STD))
+    return (image - mean) / std
 
 
 def assert_same(pyramid, expected, tolerance=1e-5):
     assert list(pyramid) == list(expected)
     for stride, level in expected.items():
-        torch.testing.assert_close(pyramid[stride], level, rtol=tolerance, atol=tolerance)
+        assert_near(pyramid[stride], level, tolerance)
+
+
+def relative_error(one, other):
+    return ((one - other).norm() / other.norm()).item()
 
 
 def test_one_image_is_one_mapping(backbone):
     pyramid = extract_pyramid(backbone, PHOTOGRAPH)
     assert isinstance(pyramid, Pyramid)
     assert pyramid.image_size == (97, 131)
-    assert {s: tuple(level.shape) for s, level in pyramid.items()} == {
-        4: (16, 25, 33),
-        8: (32, 13, 17),
-        16: (64, 7, 9),
-        32: (128, 4, 5),
-    }
+    assert pyramid[4].shape == (16, 25, 33)
+    assert pyramid[8].shape == (32, 13, 17)
+    assert pyramid[16].shape == (64, 7, 9)
+    assert pyramid[32].shape == (128, 4, 5)
     assert_same(pyramid, alone(backbone, PHOTOGRAPH))
 
 
 @settings(max_examples=12)
 @given(st.data())
 def test_features_do_not_depend_on_the_batch(backbone, data):
-    sides = st.sampled_from([1, 3, 28, 33, 56, 61])
-    sizes = data.draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=7))
-    offsets = data.draw(st.lists(st.integers(0, 36), min_size=len(sizes), max_size=len(sizes)))
-    images = [PHOTOGRAPH[o : o + h, o : o + w] for (h, w), o in zip(sizes, offsets, strict=True)]
+    sides, offsets = st.sampled_from([1, 3, 28, 33, 56, 61]), st.integers(0, 36)
+    boxes = data.draw(st.lists(st.tuples(offsets, sides, sides), min_size=1, max_size=7))
+    images = [PHOTOGRAPH[at : at + height, at : at + width] for at, height, width in boxes]
     pyramids = extract_pyramid(backbone, images, batch_size=data.draw(st.integers(1, 4)))
     for image, pyramid in zip(images, pyramids, strict=True):
         assert pyramid.image_size == image.shape[:2]
@@ -64,8 +69,9 @@ def test_features_do_not_depend_on_the_batch(backbone, data):
 
 
 def test_containers_of_several_images(backbone):
-    batch = torch.from_numpy(np.stack([PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, 32:64]])).permute(0, 3, 1, 2)
-    expected = [alone(backbone, PHOTOGRAPH[:32, :32]), alone(backbone, PHOTOGRAPH[32:64, 32:64])]
+    parts = [PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, 32:64]]
+    batch = torch.from_numpy(np.stack(parts)).permute(0, 3, 1, 2)
+    expected = [alone(backbone, part) for part in parts]
     for images in (batch, list(batch), tuple(batch), iter(batch)):
         pyramids = extract_pyramid(backbone, images)
         assert len(pyramids) == 2
@@ -100,13 +106,14 @@ def test_maps_are_ordinary_tensors_with_separate_storage(backbone):
 def test_gradients_reach_every_parameter_and_the_image(backbone):
     image = torch.rand(3, 61, 45, requires_grad=True)
     pyramid = extract_pyramid(backbone, image, gradients=True)
-    loss = sum(level.square().mean() for level in pyramid.values())
-    found = torch.autograd.grad(loss, [image, *backbone.parameters()])
-
-    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    outs = backbone(((image - mean) / std)[None])
-    expected = torch.autograd.grad(sum(out.square().mean() for out in outs), [image, *backbone.parameters()])
+    inputs = [image, *backbone.parameters()]
+    found = torch.autograd.grad(loss_of(pyramid.values()), inputs)
+    expected = torch.autograd.grad(loss_of(backbone(normalized(image)[None])), inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def loss_of(maps):
+    return sum(level.square().mean() for level in maps)
 
 
 def test_without_gradients_an_image_that_requires_them_is_like_any_other(backbone):
@@ -123,8 +130,7 @@ def test_dtype_and_autocast(backbone):
         assert torch.equal(level, extract_pyramid(backbone, PHOTOGRAPH)[stride].half())
     mixed = extract_pyramid(backbone, PHOTOGRAPH, autocast=torch.bfloat16, dtype=torch.float32)
     for stride, level in mixed.items():
-        error = ((level - expected[stride]).norm() / expected[stride].norm()).item()
-        assert 0 < error < 0.1  # close to float32, but not equal
+        assert 0 < relative_error(level, expected[stride]) < 0.1  # close to float32, but not equal
     double = extract_pyramid(randomize(SwinBackbone(**TINY)).double(), PHOTOGRAPH)
     assert double[4].dtype == torch.float64
 
@@ -178,7 +184,7 @@ def test_max_side_shrinks_larger_images(backbone, image):
     small = np.array(Image.fromarray(PHOTOGRAPH).resize((66, 49), Image.Resampling.BILINEAR))
     expected = alone(backbone, small)
     for stride, level in pyramid.items():
-        assert (level - expected[stride]).norm() / expected[stride].norm() < 0.02
+        assert relative_error(level, expected[stride]) < 0.02
     assert_same(extract_pyramid(backbone, image, max_side=131), alone(backbone, PHOTOGRAPH))
     assert extract_pyramid(backbone, image, max_side=1).image_size == (1, 1)
     with pytest.raises(ValueError, match='leave tile= out'):
@@ -245,12 +251,11 @@ def test_cells_and_pixels(backbone):
     pyramid = extract_pyramid(backbone, PHOTOGRAPH)
     for stride, level in pyramid.items():
         covered = np.zeros((97, 131), int)
-        for row in range(level.shape[1]):
-            for column in range(level.shape[2]):
-                top, left, bottom, right = pyramid.cell_box(stride, row, column)
-                covered[top:bottom, left:right] += 1
-                assert pyramid.cell_at(stride, top, left) == (row, column)
-                assert pyramid.cell_at(stride, bottom - 1, right - 1) == (row, column)
+        for cell in np.ndindex(*level.shape[1:]):
+            top, left, bottom, right = pyramid.cell_box(stride, *cell)
+            covered[top:bottom, left:right] += 1
+            assert pyramid.cell_at(stride, top, left) == cell
+            assert pyramid.cell_at(stride, bottom - 1, right - 1) == cell
         assert (covered == 1).all()
     with pytest.raises(IndexError, match='25 x 33 cells'):
         pyramid.cell_box(4, 25, 0)

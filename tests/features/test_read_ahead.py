@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 from concurrent.futures import wait
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,21 +12,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.bench_host import held_mib
-from swin_dense.features import inference
-from swin_dense.features.inference import Item, Runner, batches, read_ahead
-from swin_dense.images.normalization import Inference
+from swin_dense.features import runner
+from swin_dense.features.extraction import Extraction
+from swin_dense.features.runner import Item, Runner, batches, read_ahead
+from tests.conftest import photograph, tiny
 
 
 @pytest.fixture
 def paths(tmp_path):
     """Create seven images of three sizes, a broken file, and the path of a missing one."""
-    generator = np.random.default_rng(0)
-    files = []
-    for index, size in enumerate([(8, 9), (12, 9), (8, 9), (8, 9), (12, 9), (5, 5), (8, 9)]):
-        files.append(str(tmp_path / f'{index}.png'))
-        Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(files[-1])
+    heights = {'a': 8, 'b': 12, 'c': 8, 'e': 8, 'f': 12, 'g': 5, 'h': 8}
+    for name, height in heights.items():
+        Image.fromarray(photograph(height, 9)).save(tmp_path / f'{name}.png')
     (tmp_path / 'broken.png').write_text('no image')
-    return [*files[:3], str(tmp_path / 'broken.png'), str(tmp_path / 'missing.png'), *files[3:]]
+    names = ['a', 'b', 'c', 'broken', 'missing', 'e', 'f', 'g', 'h']
+    return [str(tmp_path / f'{name}.png') for name in names]
 
 
 def items_of(paths):
@@ -35,7 +34,7 @@ def items_of(paths):
 
 
 def read(item):
-    return Runner(SimpleNamespace(in_channels=3), Inference())._read(item)
+    return Runner(Extraction(tiny()))._read(item)
 
 
 @pytest.mark.parametrize('workers', [0, 1, 3])
@@ -47,14 +46,16 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
             assert item.name in image
         else:
             assert image.dtype == torch.uint8
-            assert torch.equal(image, torch.from_numpy(np.array(Image.open(item.name))).permute(2, 0, 1))
+            stored = np.array(Image.open(item.name))
+            assert np.array_equal(image.permute(1, 2, 0), stored)
 
 
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
-    limit = inference._AHEAD_BYTES
-    costs = dict(zip('abcdefg', [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
-    monkeypatch.setattr(inference, 'decoded_bytes', costs.get)
+    limit = runner._AHEAD_BYTES
+    tenths = {'a': 5, 'b': 3, 'c': 3, 'd': 30, 'e': 4, 'f': 4, 'g': 2}
+    costs = {name: limit * share // 10 for name, share in tenths.items()}
+    monkeypatch.setattr(runner, 'decoded_bytes', costs.get)
     begun = {name: threading.Event() for name in costs}
 
     def note(item):
@@ -67,10 +68,9 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     for item, _ in reader:
         for future in reader.gi_frame.f_locals['images']:
             future.result()  # let the readers read as far ahead as they can
-        groups.append(
-            {name for name, event in begun.items() if event.is_set()} - {name for name in costs if name < item.name}
-        )
-    assert all(sum(costs[name] for name in group) <= limit or len(group) == 1 for group in groups)
+        groups.append([name for name, event in begun.items() if event.is_set() and name >= item.name])
+    for group in groups:
+        assert sum(costs[name] for name in group) <= limit or len(group) == 1
 
 
 def peak_of_photographs(path, limit):
@@ -79,7 +79,7 @@ def peak_of_photographs(path, limit):
     One image is decoded at a time, because a decoder holds further copies, and how many decode at the same time depends
     on the load of the machine.
     """
-    inference._AHEAD_BYTES = limit
+    runner._AHEAD_BYTES = limit
     before = held_mib('VmHWM')
     decoding = threading.Lock()
 
@@ -122,17 +122,21 @@ def test_an_error_of_the_item_iterator_reaches_the_caller(paths):
         list(read_ahead(items(), read, workers=2))
 
 
-@given(st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 2)), st.none())), st.integers(1, 4))
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 2))
+
+
+@given(st.lists(st.one_of(SIZES, st.none())), st.integers(1, 4))
 def test_every_image_is_in_one_batch_with_images_of_equal_size(sizes, batch_size):
-    samples = [(i, 'broken' if size is None else torch.full((3, *size), i)) for i, size in enumerate(sizes)]
+    images = ['broken' if size is None else torch.full((3, *size), at) for at, size in enumerate(sizes)]
     seen = []
-    for members, images in batches(samples, batch_size):
+    for members, batch in batches(enumerate(images), batch_size):
         seen += members
-        if images == 'broken':
-            assert [sizes[i] for i in members] == [None]
-        else:
-            assert len(members) <= batch_size
-            assert all(images[at].shape[1:] == sizes[i] and (images[at] == i).all() for at, i in enumerate(members))
+        if batch == 'broken':
+            assert [sizes[member] for member in members] == [None]
+            continue
+        assert len(members) <= batch_size
+        for member, image in zip(members, batch, strict=True):
+            assert torch.equal(image, images[member])
     assert sorted(seen) == list(range(len(sizes)))
 
 
@@ -144,11 +148,14 @@ def test_an_image_alone_in_its_batch_is_not_copied():
 
 
 def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(inference, '_WAITING_BYTES', 100)
-    samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))
+    def of_rising_width(channels, height):
+        return ((width, torch.zeros(channels, height, width, dtype=torch.uint8)) for width in range(1, 100))
+
+    monkeypatch.setattr(runner, '_WAITING_BYTES', 100)
+    samples = of_rising_width(3, 2)
     next(batches(samples, 8))
     assert next(samples)[0] <= 7
-    samples = iter((i, torch.zeros(1, 1, i, dtype=torch.uint8)) for i in range(1, 100))
-    monkeypatch.setattr(inference, '_WAITING_BYTES', 1 << 20)
+    samples = of_rising_width(1, 1)
+    monkeypatch.setattr(runner, '_WAITING_BYTES', 1 << 20)
     next(batches(samples, 2))
-    assert next(samples)[0] <= 2 * inference._WAITING_BATCHES + 1
+    assert next(samples)[0] <= 2 * runner._WAITING_BATCHES + 1

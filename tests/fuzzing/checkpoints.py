@@ -20,8 +20,8 @@ from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.utils.choices import FAMILIES
 from tests.conftest import TINY
-from tests.features.mutations import mutate
 from tests.fuzzing.common import ODD, SEEDS, SMALLEST, TAKEN, Kind, playground, refused, some_of, toy
+from tests.images.mutations import mutate
 
 
 @functools.cache

@@ -180,7 +180,7 @@ function sayAttention(stage, looks, chosen) {
   const padding = onPadding > 0.0005 ? say('onPadding', { share: percent(onPadding) }) : '';
   element('head-note').textContent = say(isPadding ? 'mostOnPadding' : 'headNote', { share, row, column, padding });
 
-  const head = state.head === 'mean' ? say('meanOfHeads', { count: stage.heads }) : say('head', { number: state.head + 1 });
+  const head = state.head === 'mean' ? say('meanOfHeads', { count: stage.heads }) : say('head', { number: state.head });
   element('weights').setAttribute('aria-label', say('attentionLabel', { head, row, column, share }));
   element('content').setAttribute('aria-label', say('contentLabel', { head, value: decimal(spreads.content) }));
   element('position').setAttribute('aria-label', say('positionLabel', { head, value: decimal(spreads.position) }));
@@ -272,7 +272,7 @@ function fillChoices() {
     state.view = view;
     show();
   });
-  offer('stages', facts.stages.keys(), state.stage, (stage) => stage + 1, (stage) => choose(stage, state.block));
+  offer('stages', facts.stages.keys(), state.stage, (stage) => stage, (stage) => choose(stage, state.block));
   offerBlocks();
   offerHeads();
   fillSteps();
@@ -280,7 +280,7 @@ function fillChoices() {
 
 function offerBlocks() {
   const { blocks } = stageNow();
-  const name = (block) => (isShifted(blocks[block]) ? `${block + 1} · ${say('shifted')}` : block + 1);
+  const name = (block) => (isShifted(blocks[block]) ? `${block} · ${say('shifted')}` : block);
   offer('blocks', blocks.keys(), state.block, name, (block) => choose(state.stage, block));
 }
 
@@ -320,7 +320,7 @@ function offer(id, values, chosen, name, onChoice) {
 
 function offerHeads() {
   const heads = ['mean', ...Array(stageNow().heads).keys()];
-  offer('heads', heads, state.head, (head) => (head === 'mean' ? say('mean') : head + 1), (head) => {
+  offer('heads', heads, state.head, (head) => (head === 'mean' ? say('mean') : head), (head) => {
     state.head = head;
     show();
   });
@@ -329,7 +329,7 @@ function offerHeads() {
     canvas.className = 'square';
     label.prepend(canvas);
     const { value } = label.querySelector('input');
-    if (value !== 'mean') label.querySelector('input').setAttribute('aria-label', say('head', { number: Number(value) + 1 }));
+    if (value !== 'mean') label.querySelector('input').setAttribute('aria-label', say('head', { number: value }));
   }
 }
 
@@ -338,7 +338,7 @@ function fillSteps() {
     const [item, button, name, track, fill, number] = make('li', 'button', 'span', 'div', 'div', 'span');
     button.type = 'button';
     button.addEventListener('click', () => choose(stageIndex, blockIndex));
-    name.textContent = say('step', { stage: stageIndex + 1, block: blockIndex + 1 });
+    name.textContent = say('step', { stage: stageIndex, block: blockIndex });
     track.className = 'track';
     fill.className = 'fill';
     number.className = 'number';
@@ -367,7 +367,7 @@ function fillLegend() {
 
 function fillPresets() {
   element('preset').replaceChildren(...facts.costs.map(({ name, channels }, at) => {
-    const text = name === 'paper' ? say('presetPaper') : say('presetStage', { stage: name + 1, channels });
+    const text = name === 'paper' ? say('presetPaper') : say('presetStage', { stage: name, channels });
     return new Option(text, at, false, at === state.cost);
   }));
   showCost();

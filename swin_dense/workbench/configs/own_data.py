@@ -10,8 +10,8 @@ from typing import Any
 
 from mmengine.config import Config
 
+from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.choices import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
 from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 from swin_dense.workbench.configs.standalone import check_form

@@ -10,7 +10,7 @@ from PIL import Image
 from swin_dense.images.pixels import ImageError
 from swin_dense.images.reading import read_image
 from swin_dense.images.regions import open_large_image
-from tests.features.mutations import ORIGINALS, RGB, mutate
+from tests.images.mutations import ORIGINALS, RGB, mutate
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.images.pixels import ImageError, Pixels
 from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
-from tests.conftest import TINY, IfInstalled, photograph, tiny
-from tests.features.mutations import encode_tiff, with_pil
+from tests.conftest import TINY, IfInstalled, assert_within, photograph, tiny
+from tests.images.mutations import encode_tiff, with_pil
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('imagecodecs')
@@ -23,6 +23,7 @@ pytest.importorskip('imagecodecs')
 RGB = photograph(70, 90)
 GREY = RGB[:, :, 0]
 BANDS = np.concatenate([RGB, RGB[::-1, ::-1]], 2)
+FOUR = BANDS[:, :, :4]
 PALETTE = np.random.default_rng(0).integers(0, 256, (3, 256))
 
 
@@ -38,45 +39,48 @@ def of_bits(pixels, bits):
 
 GREYSCALE = {'photometric': 'minisblack'}
 SEPARATE = {**GREYSCALE, 'planarconfig': 'separate'}
+TOGETHER = {**GREYSCALE, 'planarconfig': 'contig'}
+COLOUR = {'photometric': 'rgb'}
 TILES = {'tile': (32, 16)}
+DEEP = RGB * np.uint16(257)
+
+
+def greyscale(bits):
+    pixels = of_bits(GREY, bits)
+    return pixels, {**GREYSCALE, 'bitspersample': bits}, pixels / (2**bits - 1)
+
+
+def separate(count, dtype, compression):
+    scale = 257 if dtype == 'uint16' else 1
+    bands = BANDS[:, :, :count]
+    return planar(bands).astype(dtype) * scale, {**SEPARATE, 'compression': compression}, bands / 255
+
+
 # Arrays as written, the options of tifffile.imwrite, and the values on the scale 0 to 1 that must be read.
 FILES = {
     '1 bit': (GREY > 99, GREYSCALE, GREY > 99),
     '1 bit, white is 0': (GREY > 99, {'photometric': 'miniswhite'}, GREY <= 99),
-    **{
-        f'{bits} bits': (of_bits(GREY, bits), {**GREYSCALE, 'bitspersample': bits}, of_bits(GREY, bits) / (2**bits - 1))
-        for bits in (2, 4, 8, 16)
-    },
-    '16 bits of colour': (RGB * np.uint16(257), {'photometric': 'rgb'}, RGB / 255),
+    **{f'{bits} bits': greyscale(bits) for bits in (2, 4, 8, 16)},
+    '16 bits of colour': (DEEP, COLOUR, RGB / 255),
     '32 bits': (GREY * np.uint32(257), GREYSCALE, GREY / 255),
     'float16': ((GREY / 255).astype(np.float16), GREYSCALE, (GREY / 255).astype(np.float16)),
-    'float32': ((RGB / 255).astype(np.float32), {'photometric': 'rgb'}, RGB / 255),
-    '2 bands': (BANDS[:, :, :2], {**GREYSCALE, 'planarconfig': 'contig'}, BANDS[:, :, :2] / 255),
-    '4 bands': (BANDS[:, :, :4], {**GREYSCALE, 'planarconfig': 'contig'}, BANDS[:, :, :4] / 255),
-    '6 bands': (BANDS, {**GREYSCALE, 'planarconfig': 'contig', 'compression': 'lzw'}, BANDS / 255),
-    'RGB and infrared': (
-        BANDS[:, :, :4],
-        {'photometric': 'rgb', 'extrasamples': ['unspecified']},
-        BANDS[:, :, :4] / 255,
-    ),
-    'RGBA': (BANDS[:, :, :4], {'photometric': 'rgb'}, BANDS[:, :, :4] / 255),
+    'float32': ((RGB / 255).astype(np.float32), COLOUR, RGB / 255),
+    '2 bands': (BANDS[:, :, :2], TOGETHER, BANDS[:, :, :2] / 255),
+    '4 bands': (FOUR, TOGETHER, FOUR / 255),
+    '6 bands': (BANDS, {**TOGETHER, 'compression': 'lzw'}, BANDS / 255),
+    'RGB and infrared': (FOUR, {**COLOUR, 'extrasamples': ['unspecified']}, FOUR / 255),
+    'RGBA': (FOUR, COLOUR, FOUR / 255),
     'palette': (
         GREY,
         {'photometric': 'palette', 'colormap': (PALETTE * 257).astype(np.uint16)},
         PALETTE.T[GREY] / 255,
     ),
-    **{
-        f'{count} separate {dtype} bands, {compression}': (
-            planar(BANDS[:, :, :count]).astype(dtype) * (257 if dtype == 'uint16' else 1),
-            {**SEPARATE, 'compression': compression},
-            BANDS[:, :, :count] / 255,
-        )
-        for count in (2, 3, 4)
-        for dtype, compression in (('uint8', 'deflate'), ('uint16', 'lzw'), ('uint8', None))
-    },
-    'big-endian 16 bits': (RGB * np.uint16(257), {'photometric': 'rgb', 'byteorder': '>'}, RGB / 255),
-    'zstd': (RGB, {'photometric': 'rgb', 'compression': 'zstd', 'predictor': True}, RGB / 255),
+    'big-endian 16 bits': (DEEP, {**COLOUR, 'byteorder': '>'}, RGB / 255),
+    'zstd': (RGB, {**COLOUR, 'compression': 'zstd', 'predictor': True}, RGB / 255),
 }
+for count in (2, 3, 4):
+    for dtype, compression in (('uint8', 'deflate'), ('uint16', 'lzw'), ('uint8', None)):
+        FILES[f'{count} separate {dtype} bands, {compression}'] = separate(count, dtype, compression)
 # What neither PIL nor this package reads.
 PACKED = {
     '12 bits': (of_bits(GREY, 12), {**GREYSCALE, 'bitspersample': 12}),
@@ -107,29 +111,28 @@ def test_pixels_equal_the_array_that_was_written(form, options, tmp_path):
     path.write_bytes(encode(pixels, **how, **options))
     channels = len(expected)
     for source in (path, path.read_bytes()):
-        torch.testing.assert_close(read_image(source, channels), expected, rtol=0, atol=1e-5)
+        assert_within(read_image(source, channels), expected, 1e-5)
     with open_large_image(path) as image:
         assert image.size == (70, 90)
         for top, left, bottom, right in ((0, 0, 70, 90), (17, 20, 50, 33)):
             part = scale(to_tensor(Pixels(image.read(top, left, bottom, right)), channels))
-            torch.testing.assert_close(part, expected[:, top:bottom, left:right], rtol=0, atol=1e-5)
+            assert_within(part, expected[:, top:bottom, left:right], 1e-5)
 
 
 @pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('options', [{'photometric': 'rgb'}, {**SEPARATE, 'compression': 'deflate'}])
 def test_every_orientation(options, orientation, tmp_path):
     path = tmp_path / 'x.tif'
-    pixels = RGB * np.uint16(257)
-    pixels = planar(pixels) if 'planarconfig' in options else pixels
+    pixels = planar(DEEP) if 'planarconfig' in options else DEEP
     path.write_bytes(encode(pixels, **options, extratags=[(274, 'H', 1, orientation, True)]))
     stored = Image.fromarray(RGB)
     stored.getexif()[274] = orientation
     expected = expected_of(np.array(ImageOps.exif_transpose(stored)) / 255)
-    torch.testing.assert_close(read_image(path), expected, rtol=0, atol=1e-5)
+    assert_within(read_image(path), expected, 1e-5)
     with open_large_image(path) as image:
         assert image.size == expected.shape[1:]
         part = scale(to_tensor(Pixels(image.read(5, 6, 50, 60)), 3))
-    torch.testing.assert_close(part, expected[:, 5:50, 6:60], rtol=0, atol=1e-5)
+    assert_within(part, expected[:, 5:50, 6:60], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +147,8 @@ def test_bands_are_not_dropped(form, tmp_path):
         with pytest.raises(ImageError, match=rf'x\.tif.*in_channels={count}'):
             extract_pyramid(backbone, path, **options)
     several = tiny(in_channels=count)
-    whole, tiled = (
-        extract_pyramid(several, path, mean=0.4, std=0.2, **options) for options in ({}, {'tile': 224, 'overlap': 0})
-    )
+    whole = extract_pyramid(several, path, mean=0.4, std=0.2)
+    tiled = extract_pyramid(several, path, mean=0.4, std=0.2, tile=224, overlap=0)
     with torch.no_grad():
         expected = several((expected_of(values)[None] - 0.4) / 0.2)
     for stride, level in zip(several.out_strides, expected, strict=True):
@@ -158,9 +160,9 @@ def test_opacity_is_dropped():
     pixels, how, values = FILES['RGBA']
     for extra in ('unassalpha', 'assocalpha'):
         found = read_image(encode(pixels, **how, extrasamples=[extra]))
-        torch.testing.assert_close(found, expected_of(values)[:3], rtol=0, atol=1e-6)
-    grey = encode(BANDS[:, :, :2], photometric='minisblack', planarconfig='contig', extrasamples=['unassalpha'])
-    torch.testing.assert_close(read_image(grey, 1)[0], expected_of(GREY / 255)[0], rtol=0, atol=1e-6)
+        assert_within(found, expected_of(values)[:3], 1e-6)
+    grey = encode(BANDS[:, :, :2], **TOGETHER, extrasamples=['unassalpha'])
+    assert_within(read_image(grey, 1)[0], expected_of(GREY / 255)[0], 1e-6)
 
 
 VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
@@ -169,12 +171,12 @@ VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
 @pytest.mark.parametrize(
     ('pixels', 'options', 'whole', 'region'),
     [
-        *(((GREY // 2).astype(kind), GREYSCALE, f'got {kind}; give scale=', '') for kind in ('int8', 'int16')),
-        *(
-            ((GREY // 2).astype(kind), GREYSCALE, f'{kind}; convert them', f'its pixels are {kind}')
-            for kind in ('int64', 'uint64', 'complex64')
-        ),
-        *((np.zeros((7, 32, 48), kind), VOLUME, 'volume', 'volume') for kind in ('uint8', 'complex64')),
+        (GREY.astype('int16'), GREYSCALE, 'got int16; give scale=', ''),
+        (GREY.astype('int64'), GREYSCALE, 'int64; convert them', 'its pixels are int64'),
+        (GREY.astype('uint64'), GREYSCALE, 'uint64; convert them', 'its pixels are uint64'),
+        (GREY.astype('complex64'), GREYSCALE, 'complex64; convert them', 'its pixels are complex64'),
+        (np.zeros((7, 32, 48), 'uint8'), VOLUME, 'volume', 'volume'),
+        (np.zeros((7, 32, 48), 'complex64'), VOLUME, 'volume', 'volume'),
     ],
 )
 def test_values_without_a_scale_and_volumes_are_refused(tmp_path, pixels, options, whole, region):
@@ -215,7 +217,7 @@ def test_a_stack_needs_a_page(form, tmp_path):
     with pytest.raises(ImageError, match='no page 3; it has 3'):
         read_image(path, 1, page=3)
     for page, expected in enumerate(STACK):
-        torch.testing.assert_close(read_image(path, 1, page=page), expected_of(expected / 255), rtol=0, atol=1e-6)
+        assert_within(read_image(path, 1, page=page), expected_of(expected / 255), 1e-6)
         with open_large_image(path, page=page) as image:
             assert np.array_equal(image.read(0, 0, 70, 90), expected)
 
@@ -235,7 +237,7 @@ def test_smaller_versions_of_an_image_need_no_page(tmp_path):
         file.write(RGB, photometric='rgb', tile=(32, 16))
         for step in (2, 4):
             file.write(np.ascontiguousarray(RGB[::step, ::step]), photometric='rgb', subfiletype=1)
-    torch.testing.assert_close(read_image(path), expected_of(RGB / 255), rtol=0, atol=1e-6)
+    assert_within(read_image(path), expected_of(RGB / 255), 1e-6)
     assert read_image(path, page=1).shape == (3, 35, 45)
     with open_large_image(path) as image:
         assert np.array_equal(image.read(0, 0, 70, 90), RGB)
@@ -263,7 +265,7 @@ def test_files_of_pil(mode, has_tifffile, monkeypatch):
     if not has_tifffile:
         monkeypatch.setitem(sys.modules, 'tifffile', None)
     expected = np.array(Image.open(io.BytesIO(content)).convert('RGB')) / 255
-    torch.testing.assert_close(read_image(content), expected_of(expected), rtol=0, atol=1e-6)
+    assert_within(read_image(content), expected_of(expected), 1e-6)
 
 
 @pytest.mark.parametrize('compression', ['tiff_lzw', 'jpeg', 'packbits', 'tiff_adobe_deflate'])
@@ -272,7 +274,7 @@ def test_without_imagecodecs(compression, monkeypatch):
     expected = read_image(content)
     monkeypatch.setattr('swin_dense.images.tiff.find_spec', lambda name: None)
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})
-    torch.testing.assert_close(read_image(content), expected, rtol=0, atol=0.02)
+    assert_within(read_image(content), expected, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,6 @@ def test_a_program_that_handles_log_messages_still_gets_them(caplog):
 @pytest.mark.parametrize('options', [{'rowsperstrip': 8}, TILES])
 @pytest.mark.parametrize('part', [0.3, 0.6, 0.97])
 def test_a_truncated_file_is_refused(compression, options, part, tmp_path):
-    options = {'tile': (32, 16)} if 'tile' in options else options
     content = encode(RGB, photometric='rgb', compression=compression, **options)
     path = tmp_path / 'x.tif'
     path.write_bytes(content[: int(len(content) * part)])

@@ -1,6 +1,7 @@
 """read_image: every supported source gives the original pixels, and anything else raises a specific error."""
 
 import io
+import re
 import struct
 import sys
 
@@ -12,27 +13,39 @@ from PIL import Image, ImageOps
 from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.features.tiling import tile_alignment
 from swin_dense.images.pixels import ImageError
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import normalize, read_image
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
-from tests.conftest import TINY, IfInstalled, photograph
-from tests.features.helpers import counted
-from tests.features.mutations import encode, encode_tiff
+from tests.conftest import TINY, IfInstalled, assert_near, assert_within, photograph
+from tests.images.mutations import counted, encode, encode_tiff
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
 
 RGB = photograph(31, 47)
 GREY = photograph(30, 44)[:, :, 0]
-EXPECTED = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
+DEEP, DEEP_GREY = RGB.astype(np.uint16) * 257, GREY.astype(np.uint16) * 257
+OPAQUE = np.dstack([RGB, np.full_like(RGB[:, :, 0], 255)])
 
 
-def opaque(pixels):
-    return np.concatenate([pixels, np.full((*pixels.shape[:2], 1), np.iinfo(pixels.dtype).max, pixels.dtype)], 2)
+def tensor_of(pixels):
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+def unit(pixels):
+    """Return 8-bit pixels as they must be read: (C, H, W) in [0, 1]."""
+    return tensor_of(pixels / np.float32(255))
+
+
+EXPECTED = unit(RGB)
 
 
 def deep_tensor():
     if not hasattr(torch, 'uint16'):
         pytest.skip(f'torch {torch.__version__} has no uint16')
-    return torch.from_numpy(RGB.astype(np.uint16) * 257).permute(2, 0, 1)
+    return tensor_of(DEEP)
+
+
+def deep_png(pixels):
+    return cv2.imencode('.png', pixels[:, :, ::-1])[1].tobytes()
 
 
 FORMS = {
@@ -41,18 +54,18 @@ FORMS = {
     'bmp': lambda: encode(RGB, 'bmp'),
     'tiff': lambda: encode(RGB, 'tiff'),
     'PIL': lambda: Image.fromarray(RGB),
-    'RGBA png': lambda: encode(opaque(RGB), 'png'),
-    'RGBA PIL': lambda: Image.fromarray(opaque(RGB)),
+    'RGBA png': lambda: encode(OPAQUE, 'png'),
+    'RGBA PIL': lambda: Image.fromarray(OPAQUE),
     'uint8 array': lambda: RGB,
     'array with negative strides': lambda: RGB[::-1][::-1],
     'float32 array': lambda: RGB.astype(np.float32) / 255,
     'float64 array': lambda: RGB / 255,
-    'uint16 array': lambda: RGB.astype(np.uint16) * 257,
-    'uint8 tensor': lambda: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
-    'float tensor': lambda: torch.from_numpy(RGB / np.float32(255)).permute(2, 0, 1),
-    'uint16 tensor': lambda: deep_tensor(),
-    '16-bit colour png': lambda: cv2.imencode('.png', RGB[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes(),
-    '16-bit colour tiff': lambda: encode_tiff(RGB.astype(np.uint16) * 257, photometric='rgb'),
+    'uint16 array': lambda: DEEP,
+    'uint8 tensor': lambda: tensor_of(RGB),
+    'float tensor': lambda: EXPECTED,
+    'uint16 tensor': deep_tensor,
+    '16-bit colour png': lambda: deep_png(DEEP),
+    '16-bit colour tiff': lambda: encode_tiff(DEEP, photometric='rgb'),
 }
 
 
@@ -61,7 +74,7 @@ def test_every_source_gives_the_same_pixels(form):
     image = read_image(FORMS[form]())
     assert image.dtype == torch.float32
     assert image.is_contiguous()
-    torch.testing.assert_close(image, EXPECTED, rtol=1e-7, atol=1e-7)
+    assert_near(image, EXPECTED, 1e-7)
 
 
 GREYS = {
@@ -69,9 +82,9 @@ GREYS = {
     'array (H, W, 1)': lambda: GREY[:, :, None],
     'png': lambda: encode(GREY, 'png'),
     'LA png': lambda: encode(Image.fromarray(GREY).convert('LA'), 'png'),
-    '16-bit png': lambda: encode(GREY.astype(np.uint16) * 257, 'png'),
-    '16-bit tiff': lambda: encode(GREY.astype(np.uint16) * 257, 'tiff'),
-    '16-bit big-endian tiff': lambda: encode_tiff(GREY.astype(np.uint16) * 257, byteorder='>'),
+    '16-bit png': lambda: encode(DEEP_GREY, 'png'),
+    '16-bit tiff': lambda: encode(DEEP_GREY, 'tiff'),
+    '16-bit big-endian tiff': lambda: encode_tiff(DEEP_GREY, byteorder='>'),
     '32-bit PIL': lambda: Image.fromarray(GREY.astype(np.int32) * 257),
     'float PIL': lambda: Image.fromarray(GREY.astype(np.float32) / 255),
     'tensor (1, H, W)': lambda: torch.from_numpy(GREY)[None],
@@ -80,15 +93,15 @@ GREYS = {
 
 @pytest.mark.parametrize('form', GREYS)
 def test_grey_images_are_repeated_for_three_channels_and_kept_for_one(form):
-    expected = torch.from_numpy(GREY / np.float32(255))
-    torch.testing.assert_close(read_image(GREYS[form]()), expected.expand(3, -1, -1), rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(read_image(GREYS[form](), channels=1), expected[None], rtol=1e-7, atol=1e-7)
+    expected = unit(GREY[:, :, None])
+    assert_near(read_image(GREYS[form]()), expected.expand(3, -1, -1), 1e-7)
+    assert_near(read_image(GREYS[form](), channels=1), expected, 1e-7)
 
 
 def test_full_depth_of_16_bits_is_kept():
     deep = np.random.default_rng(0).integers(0, 65536, (9, 11, 3), dtype=np.uint16)
-    expected = torch.from_numpy((deep / 65535).astype(np.float32).transpose(2, 0, 1))
-    for content in (encode_tiff(deep, photometric='rgb'), cv2.imencode('.png', deep[:, :, ::-1])[1].tobytes()):
+    expected = tensor_of((deep / 65535).astype(np.float32))
+    for content in (encode_tiff(deep, photometric='rgb'), deep_png(deep)):
         torch.testing.assert_close(read_image(content), expected, rtol=1e-6, atol=1e-7)
     grey = encode(deep[:, :, 0], 'png')
     torch.testing.assert_close(read_image(grey)[0], expected[0], rtol=1e-6, atol=1e-7)
@@ -97,13 +110,12 @@ def test_full_depth_of_16_bits_is_kept():
 @pytest.mark.parametrize('mode', ['P', 'CMYK', '1', 'YCbCr'])
 def test_other_modes_equal_pils_conversion_to_rgb(mode):
     image = Image.fromarray(RGB).convert(mode)
-    expected = torch.from_numpy(np.array(image.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
-    assert torch.equal(read_image(image), expected)
+    assert torch.equal(read_image(image), unit(np.array(image.convert('RGB'))))
 
 
 def test_palette_file_with_transparency():
     palette = Image.fromarray(RGB).quantize(16)
-    expected = torch.from_numpy(np.array(palette.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
+    expected = unit(np.array(palette.convert('RGB')))
     assert torch.equal(read_image(encode(palette, 'png', transparency=3)), expected)
 
 
@@ -113,13 +125,12 @@ def test_exif_orientation_is_applied(file_format, orientation):
     exif = Image.Exif()
     exif[274] = orientation
     if file_format == '16-bit png':
-        content = cv2.imencode('.png', RGB[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes()
-        content = add_png_exif(content, exif.tobytes())
+        content = add_png_exif(deep_png(DEEP), exif.tobytes())
     else:
         content = encode(RGB, file_format, exif=exif)
     stored = Image.open(io.BytesIO(content))
     upright = np.array(ImageOps.exif_transpose(stored).convert('RGB'))
-    assert torch.equal(read_image(content), torch.from_numpy(upright.transpose(2, 0, 1) / np.float32(255)))
+    assert torch.equal(read_image(content), unit(upright))
     assert torch.equal(read_image(Image.open(io.BytesIO(content))), read_image(content))
 
 
@@ -137,7 +148,7 @@ def test_bgr_arrays(tmp_path):
     path.write_bytes(encode(RGB, 'png'))
     bgr = cv2.imread(str(path))
     assert torch.equal(read_image(bgr, bgr=True), EXPECTED)
-    assert torch.equal(read_image(torch.from_numpy(bgr).permute(2, 0, 1), bgr=True), EXPECTED)
+    assert torch.equal(read_image(tensor_of(bgr), bgr=True), EXPECTED)
     of_four = read_image(cv2.cvtColor(bgr, cv2.COLOR_BGR2BGRA), channels=4, bgr=True)
     assert torch.equal(of_four[:3], EXPECTED)
     assert torch.equal(read_image(path, bgr=True), EXPECTED)  # files define their channel order
@@ -155,14 +166,14 @@ def test_the_fourth_channel_of_an_array_is_not_dropped(form, tmp_path):
         stored[:] = pixels
         source, tile = stored, tile_alignment(backbone)[0]
     else:
-        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
-        source = {'array': pixels, 'float array': pixels / 255, 'tensor': tensor}[form]
+        sources = {'array': pixels, 'float array': pixels / 255, 'tensor': tensor_of(pixels)}
+        source = sources[form]
     with pytest.raises(ImageError, match='4 channels but the backbone takes 3'):
         extract_pyramid(backbone, source, tile=tile)
     expected = extract_pyramid(backbone, pixels[:, :, :3])
     found = extract_pyramid(backbone, source, tile=tile, bands=(0, 1, 2))
     for stride, level in expected.items():
-        torch.testing.assert_close(found[stride], level, rtol=1e-4, atol=1e-4)
+        assert_near(found[stride], level, 1e-4)
 
 
 def test_open_files(tmp_path):
@@ -175,18 +186,20 @@ def test_open_files(tmp_path):
         read_image(file)
 
 
-FRAMES = [np.full((9, 12, 3), value, np.uint8) for value in (10, 120, 250)]
+FRAMES = np.stack([np.full((9, 12, 3), value, np.uint8) for value in (10, 120, 250)])
+FIVE_CHANNELS = {'photometric': 'minisblack', 'planarconfig': 'contig'}
+
+
+def paged(file_format):
+    others = [Image.fromarray(frame) for frame in FRAMES[1:]]
+    return encode(FRAMES[0], file_format, save_all=True, append_images=others)
+
+
 PAGED = {
-    'gif': lambda: encode(
-        FRAMES[0], 'gif', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]
-    ),
-    'tiff': lambda: encode(
-        FRAMES[0], 'tiff', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]
-    ),
-    'deep tiff': lambda: encode_tiff(np.stack(FRAMES).astype(np.uint16) * 257, photometric='rgb'),
-    'tiff of 5 channels': lambda: encode_tiff(
-        np.stack(FRAMES)[..., [0, 1, 2, 0, 1]], photometric='minisblack', planarconfig='contig'
-    ),
+    'gif': lambda: paged('gif'),
+    'tiff': lambda: paged('tiff'),
+    'deep tiff': lambda: encode_tiff(FRAMES.astype(np.uint16) * 257, photometric='rgb'),
+    'tiff of 5 channels': lambda: encode_tiff(FRAMES[..., [0, 1, 2, 0, 1]], **FIVE_CHANNELS),
 }
 
 
@@ -196,7 +209,7 @@ def test_pages(form):
     content = PAGED[form]()
     for page, frame in enumerate(FRAMES):
         image = read_image(content, channels, page=page)
-        torch.testing.assert_close(image, torch.full((channels, 9, 12), frame.max() / 255), rtol=0, atol=0.01)
+        assert_within(image, torch.full((channels, 9, 12), frame.max() / 255), 0.01)
     if 'tiff' in form:
         with pytest.raises(ImageError, match=f'{counted(3)} pages .*give page='):
             read_image(content, channels)
@@ -243,31 +256,34 @@ def test_wrong_types_and_paths(tmp_path):
         read_image(tmp_path / 'text.png')
 
 
-TOO_LITTLE = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+@pytest.fixture
+def error_of(tmp_path, monkeypatch):
+    """Return the message with which a file is refused if a step of reading it raises an error."""
+
+    def read(step, error):
+        def fail(*args, **options):
+            raise error
+
+        monkeypatch.setattr(step, fail)
+        (tmp_path / 'x.png').write_bytes(encode(RGB, 'png'))
+        with pytest.raises(ImageError, match=r'x\.png') as refused:
+            read_image(tmp_path / 'x.png')
+        return str(refused.value)
+
+    return read
 
 
-@pytest.mark.parametrize(
-    ('step', 'error', 'message'),
-    [
-        *(
-            ('PIL.Image.open', kind('as a decoder does'), 'truncated: .*as a decoder does')
-            for kind in (ZeroDivisionError, TypeError, KeyError, struct.error, EOFError)
-        ),
-        *(
-            (f'swin_dense.images.reading.{step}', error, 'too little memory .*use tile=')
-            for step in ('decode', 'to_tensor')
-            for error in TOO_LITTLE
-        ),
-    ],
-)
-def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, step, error, message):
-    def fail(*args, **options):
-        raise error
+@pytest.mark.parametrize('kind', [ZeroDivisionError, TypeError, KeyError, struct.error, EOFError])
+def test_any_exception_of_a_decoder_becomes_an_image_error(error_of, kind):
+    message = error_of('PIL.Image.open', kind('as a decoder does'))
+    assert re.search('truncated: .*as a decoder does', message)
 
-    monkeypatch.setattr(step, fail)
-    (tmp_path / 'x.png').write_bytes(encode(RGB, 'png'))
-    with pytest.raises(ImageError, match=rf'x\.png.*{message}'):
-        read_image(tmp_path / 'x.png')
+
+@pytest.mark.parametrize('error', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize('step', ['decode', 'to_tensor'])
+def test_lack_of_memory_is_named(error_of, step, error):
+    message = error_of(f'swin_dense.images.reading.{step}', error)
+    assert re.search('too little memory .*use tile=', message)
 
 
 def test_the_error_for_a_decompression_bomb_names_the_limit(monkeypatch):
@@ -277,7 +293,7 @@ def test_the_error_for_a_decompression_bomb_names_the_limit(monkeypatch):
 
 
 def test_the_limit_also_applies_to_tiffs_that_pil_cannot_read(monkeypatch):
-    content = encode_tiff(np.zeros((40, 50, 5), np.uint8), photometric='minisblack', planarconfig='contig')
+    content = encode_tiff(np.zeros((40, 50, 5), np.uint8), **FIVE_CHANNELS)
     assert read_image(content, channels=5).shape == (5, 40, 50)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
     with pytest.raises(ImageError, match=r'5 channels.*MAX_IMAGE_PIXELS'):
@@ -286,10 +302,7 @@ def test_the_limit_also_applies_to_tiffs_that_pil_cannot_read(monkeypatch):
 
 @pytest.mark.parametrize('package', ['imagecodecs', 'tifffile'])
 def test_a_missing_package_is_named_instead_of_losing_bit_depth(package, monkeypatch):
-    deep = RGB.astype(np.uint16) * 257
-    content = (
-        cv2.imencode('.png', deep)[1].tobytes() if package == 'imagecodecs' else encode_tiff(deep, photometric='rgb')
-    )
+    content = deep_png(DEEP) if package == 'imagecodecs' else encode_tiff(DEEP, photometric='rgb')
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImageError, match=f'install {package}'):
         read_image(content)
@@ -306,9 +319,7 @@ def test_byte_order_does_not_matter(dtype):
 def test_normalize():
     image = read_image(RGB)
     expected = (RGB / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
-    np.testing.assert_allclose(
-        normalize(image, IMAGENET_MEAN, IMAGENET_STD).numpy(), expected.transpose(2, 0, 1), atol=1e-6
-    )
+    assert_within(normalize(image, IMAGENET_MEAN, IMAGENET_STD), tensor_of(expected).float(), 1e-6)
     assert normalize(image, None, None) is image
     assert torch.equal(normalize(image, 0.5, 0.25), normalize(image, [0.5] * 3, np.full(3, 0.25)))
     assert torch.equal(normalize(image, 1, 1), image - 1)  # the largest values allowed

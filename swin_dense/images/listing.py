@@ -1,17 +1,21 @@
-"""List images in files, folders, glob patterns and lists."""
+"""List images in files, folders, glob patterns and lists, without torch."""
 
 from __future__ import annotations
 
 import codecs
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from swin_dense.utils import search
 from swin_dense.utils.addresses import is_address, read_bytes
-from swin_dense.utils.choices import IMAGE_SUFFIXES
 
+_SUFFIXES = (
+    'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx '
+    'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp'
+)
+IMAGE_SUFFIXES = frozenset(f'.{suffix}' for suffix in _SUFFIXES.split())
+# Paths that are left out, and the reason; None for files that are not wanted.
 Skipped = dict[str, str | None]
 
 
@@ -36,13 +40,13 @@ def list_images(
     for place in (os.fspath(place) for place in places):
         path = Path(place)
         if path.is_dir():
-            names = sorted(search.walk(place, is_image, skipped, {os.path.realpath(one) for one in without}))
+            names = sorted(walk(place, is_image, skipped, {os.path.realpath(one) for one in without}))
         elif path.suffix == '.txt':
             names = lines_in(place)
         elif path.exists() or is_address(place):
             names = [place]
         else:
-            names = sorted(name for name in glob.glob(place, recursive=True) if not search.is_special(name))
+            names = sorted(name for name in glob.glob(place, recursive=True) if not is_special(name))
             if not names:
                 raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
         found.update((name if is_address(name) else os.path.abspath(name), None) for name in names)
@@ -62,3 +66,35 @@ def lines_in(place: str | os.PathLike) -> list[str]:
     else:
         text = content.removeprefix(codecs.BOM_UTF8).decode(errors='surrogateescape')
     return [line for line in text.splitlines() if line.strip()]
+
+
+def walk(folder: str, is_wanted: Callable[[str], bool], skipped: Skipped, seen: set[str]) -> Iterator[str]:
+    """Yield the wanted files of a folder and its subfolders, following links.
+
+    ``skipped`` is filled as in :func:`list_images`. ``seen`` contains the real paths of folders to leave out, and is
+    extended by those that are visited, because links may form cycles.
+    """
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        skipped[folder] = f'cannot be read: {error.strerror}'
+        return
+    for entry in entries:
+        is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+        if is_folder:
+            yield from walk(entry.path, is_wanted, skipped, seen)
+        elif not is_wanted(entry.name):
+            skipped[entry.path] = None
+        elif entry.is_file(follow_symlinks=False) or not is_special(entry.path):
+            yield entry.path
+        else:
+            skipped[entry.path] = 'is not a regular file'
+
+
+def is_special(path: str) -> bool:
+    """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
+    return os.path.exists(path) and not os.path.isfile(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_dense.features.listing import list_images
+from swin_dense.images.listing import list_images
 from swin_dense.images.reading import read_image
 from swin_dense.images.regions import open_large_image
 from swin_dense.utils.addresses import read_bytes
