@@ -1,78 +1,114 @@
 """Predict an image that is too large for memory, or whose objects are too small for a resized one, tile by tile.
 
-    python examples/predict_large.py scene.tif out.tif model.onnx              # a segmentor: a georeferenced map
-    python examples/predict_large.py scene.tif out.json mine.py epoch_12.pth   # a detector: results of COCO
+    python examples/predict_large.py scene.tif map.tif model.onnx               # a segmentor: a georeferenced map
+    python examples/predict_large.py scene.tif found.json mine.py epoch_12.pth  # a detector: results of COCO
 
-A model is a file of `swin-dense export`, or a config, of any bands, and a checkpoint. A segmentor needs rasterio, a
-detector supervision.
+A model is a file of `swin-dense export`, for which the scene has three bands of 8 bits in the order RGB, or a config of
+mmdet or mmsegmentation, of any bands, and a checkpoint. Needs rasterio, which reads GeoTIFF, JPEG, PNG and more, and
+supervision for a detector.
+
+Each tile passes the test pipeline of the model with its Resize: choose tiles of about the size of the training images.
+With tiles and overlaps of multiples of 224, a Swin of window 7 divides a tile into the windows of the whole image. An
+object that is no larger than the overlap lies whole in some tile.
 """
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools import mask
+import rasterio
+from rasterio.windows import Window
 
 from swin_dense import runtime
 
-TILE, OVERLAP = 1024, 256  # for a segmentor, multiples of 224 give a tile the windows of the image
-NO_DATA = 255
+TILE, OVERLAP = 896, 224  # in pixels
 
 
-def map_of_classes(model: Any, scene: str, out: str) -> None:
-    import rasterio
-    from rasterio.windows import Window
-
+def map_classes(model: Any, scene: str, out: str) -> None:
+    """Write the class of each pixel as a GeoTIFF with the georeference of the scene; no data is the largest value."""
+    dtype = np.min_scalar_type(len(model.classes))
+    no_data = np.iinfo(dtype).max
+    partial = Path(f'{out}.part')
     with rasterio.open(scene) as image:
-        profile = {**image.profile, 'driver': 'GTiff', 'count': 1, 'dtype': 'uint8', 'nodata': NO_DATA}
-        profile.pop('photometric', None)
-        with rasterio.open(out, 'w', **profile) as written:
-            for top in range(0, image.height, TILE):
-                for left in range(0, image.width, TILE):
-                    bottom, right = min(top + TILE, image.height), min(left + TILE, image.width)
-                    above, before = max(top - OVERLAP, 0), max(left - OVERLAP, 0)
-                    seen = Window.from_slices(
-                        (above, min(bottom + OVERLAP, image.height)), (before, min(right + OVERLAP, image.width))
-                    )
-                    pixels = np.ascontiguousarray(np.moveaxis(image.read(window=seen), 0, 2))
-                    labels = np.where(
-                        image.dataset_mask(window=seen), model.outputs(model.read(pixels)).labels, NO_DATA
-                    )
-                    kept = labels[top - above : bottom - above, left - before : right - before]
-                    written.write(kept.astype('uint8'), 1, window=Window(left, top, right - left, bottom - top))
+        whole = Window(0, 0, image.width, image.height)
+        place = {'crs': image.crs, 'transform': image.transform}
+        stored = {'driver': 'GTiff', 'tiled': True, 'compress': 'deflate', 'bigtiff': 'if_safer'}
+        band = {'width': image.width, 'height': image.height, 'count': 1, 'dtype': dtype, 'nodata': no_data}
+        with rasterio.open(partial, 'w', **band, **place, **stored) as written:
+            for top, left in product(range(0, image.height, TILE), range(0, image.width, TILE)):
+                kept = Window(left, top, TILE, TILE).intersection(whole)
+                side = TILE + 2 * OVERLAP
+                seen = Window(left - OVERLAP, top - OVERLAP, side, side).intersection(whole)
+                labels = model.predict(channels_last(image.read(window=seen))).labels
+                labels = np.where(image.dataset_mask(window=seen), labels, no_data).astype(dtype)
+                row, column = top - seen.row_off, left - seen.col_off
+                written.write(labels[row : row + kept.height, column : column + kept.width], 1, window=kept)
+    partial.replace(out)
 
 
-def detections(model: Any, scene: str, out: str) -> None:
-    import cv2
+def detect(model: Any, scene: str, out: str) -> None:
+    """Write the instances in pixels of the scene, as a list that ``loadRes`` of pycocotools reads for image 1.
+
+    Parts of an object that lies in two tiles are merged if they cover half of the smaller one, as in SAHI.
+    """
     import supervision as sv
+    from pycocotools import mask as run_lengths
 
-    def of_tile(pixels: np.ndarray) -> sv.Detections:
-        found = model(np.ascontiguousarray(pixels[:, :, ::-1]))['instances']
+    def detections(pixels: np.ndarray) -> sv.Detections:
+        found = model(pixels)['instances']
+        if not found:
+            return sv.Detections.empty()
+        masks = [run_lengths.decode(one['mask']) for one in found if 'mask' in one]
         return sv.Detections(
-            xyxy=np.array([one['box'] for one in found], np.float32).reshape(-1, 4),
+            xyxy=np.array([one['box'] for one in found], np.float32),
             confidence=np.array([one['score'] for one in found], np.float32),
-            class_id=np.array([one['label'] for one in found], int),
-            mask=np.array([mask.decode(one['mask']) for one in found], bool) if found and 'mask' in found[0] else None,
+            class_id=np.array([one['label'] for one in found]),
+            mask=np.array(masks, bool) if masks else None,
         )
 
-    slicer = sv.InferenceSlicer(of_tile, slice_wh=(TILE, TILE), overlap_wh=(OVERLAP, OVERLAP))
-    found = slicer(cv2.imread(scene))
-    boxes = [[float(x), float(y), float(right - x), float(bottom - y)] for x, y, right, bottom in found.xyxy]
-    rows = zip(boxes, found.confidence.tolist(), found.class_id.tolist(), strict=True)
-    listed = [{'image_id': 1, 'bbox': box, 'score': score, 'category_id': label + 1} for box, score, label in rows]
-    Path(out).write_text(json.dumps(listed))
+    slicer = sv.InferenceSlicer(
+        detections,
+        slice_wh=TILE + OVERLAP,
+        overlap_wh=OVERLAP,
+        overlap_filter=sv.OverlapFilter.NON_MAX_MERGE,
+        overlap_metric=sv.OverlapMetric.IOS,
+        compact_masks=True,  # or each mask would take a byte for every pixel of the scene
+    )
+    with rasterio.open(scene) as image:
+        found = slicer(image)
+    results = []
+    for box, mask, score, label, _, _ in found:
+        left, top, right, bottom = box.tolist()
+        result = {'image_id': 1, 'category_id': int(label) + 1, 'score': float(score)}
+        result['bbox'] = [left, top, right - left, bottom - top]
+        if mask is not None:
+            encoded = run_lengths.encode(np.asfortranarray(mask, np.uint8))
+            result['segmentation'] = {**encoded, 'counts': encoded['counts'].decode()}
+        results.append(result)
+    partial = Path(f'{out}.part')
+    partial.write_text(json.dumps(results))
+    partial.replace(out)
+
+
+def channels_last(bands: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(bands, 0, 2))
+
+
+def load(files: list[str]) -> Any:
+    if len(files) == 1:
+        return runtime.load(files[0])
+    from mmengine.config import Config
+
+    from swin_dense.workbench.predict import Predictor
+
+    return Predictor(Config.fromfile(files[0]), files[1])
 
 
 if __name__ == '__main__':
     scene, out, *files = sys.argv[1:]
-    if len(files) == 1:
-        model = runtime.load(*files)
-    else:
-        from mmengine.config import Config
-
-        from swin_dense.workbench.predict import Predictor
-
-        model = Predictor(Config.fromfile(files[0]), files[1])
-    (detections if model.is_detector else map_of_classes)(model, scene, out)
+    model = load(files)
+    predict = detect if model.is_detector else map_classes
+    predict(model, scene, out)

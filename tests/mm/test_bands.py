@@ -1,14 +1,12 @@
 """Detectors and segmentors for images of nine bands: read, trained, tested and run by the commands."""
 
 import json
-import runpy
 import shutil
 
 import numpy as np
 import pytest
 import tifffile
 import torch
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from PIL import Image
@@ -17,8 +15,8 @@ from swin_dense.commands._main import main
 from swin_dense.features.tiling import exact_overlap
 from swin_dense.images.pixels import ImageError
 from swin_dense.mm import LoadBands
-from swin_dense.workbench.predict import Predictor
-from tests.conftest import ROOT, randomize
+from tests.conftest import randomize
+from tests.examples import load_example
 from tests.mm.demo import demo_config
 
 SCALE, BANDS = (255.0, 255.0, 255.0, 8160.0, 8160.0), (2, 1, 0, 3, 4)
@@ -130,14 +128,14 @@ def test_a_segmentor_of_bands(segmentor):
         assert one['share'] == pytest.approx((expected == one['label']).mean(), abs=1e-4)
 
 
-def test_the_example_predicts_in_tiles_what_the_whole_image_gives(segmentor):
+def test_the_example_predicts_in_tiles_what_the_whole_image_gives(segmentor, monkeypatch):
     rasterio = pytest.importorskip('rasterio')
     folder, model, values = segmentor
-    example = runpy.run_path(str(ROOT / 'examples' / 'predict_large.py'))
-    predict = example['map_of_classes']
-    predict.__globals__.update(TILE=56, OVERLAP=exact_overlap(model.backbone, [8])[0])
-    predictor = Predictor(Config.fromfile(folder / 'config.py'), str(folder / 'weights.pth'), 'cpu')
-    predict(predictor, str(folder / 'scene.tif'), str(folder / 'map.tif'))
+    example = load_example('predict_large')
+    monkeypatch.setattr(example, 'TILE', 56)
+    monkeypatch.setattr(example, 'OVERLAP', exact_overlap(model.backbone, [8])[0])
+    predictor = example.load([str(folder / 'config.py'), str(folder / 'weights.pth')])
+    example.map_classes(predictor, str(folder / 'scene.tif'), str(folder / 'map.tif'))
     with rasterio.open(folder / 'map.tif') as written, rasterio.open(folder / 'scene.tif') as scene:
         assert (written.read(1) == classes(model, values)).mean() > 0.9999
         assert written.transform == scene.transform

@@ -4,7 +4,7 @@ import torch
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
 
-from .peer import IMAGES, SHAPE, build, largest_difference, mmpretrain_swin, needed, prepared
+from .peer import IMAGE_SIZE, IMAGES, SHAPE, build, largest_difference, mmpretrain_swin, needed, prepared
 
 backbones = needed('mmpretrain.models.backbones')
 ARCH = {'embed_dims': 16, **SHAPE}
@@ -30,6 +30,35 @@ def test_classifier(final):
     assert report.family == 'mmpretrain'
     assert set(report.new) == {f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')}
     assert (backbone(IMAGES)[-1] - peer(IMAGES)[-1]).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_a_pretraining_by_simmim(tmp_path):
+    """A training file of mmpretrain's SimMIM, mask token and decoder included, gives the maps of its backbone."""
+    from mmengine.registry import init_default_scope
+    from mmpretrain.registry import MODELS
+
+    init_default_scope('mmpretrain')
+    window = {'block_cfgs': {'window_size': 2}}
+    backbone = {'type': 'SimMIMSwinTransformer', 'arch': ARCH, 'img_size': IMAGE_SIZE, 'stage_cfgs': window}
+    loss = {'type': 'PixelReconstructionLoss', 'criterion': 'L1', 'channel': 3}
+    pretraining = {
+        'type': 'SimMIM',
+        'backbone': backbone,
+        'neck': {'type': 'SimMIMLinearDecoder', 'in_channels': 128, 'encoder_stride': 32},
+        'head': {'type': 'SimMIMHead', 'patch_size': 4, 'loss': loss},
+    }
+    theirs = prepared(MODELS.build(pretraining), 2)
+    file = {'meta': {'epoch': 100}, 'state_dict': theirs.state_dict(), 'message_hub': {}, 'optimizer': {}}
+    torch.save(file, tmp_path / 'epoch_100.pth')
+    ours = build(1)
+    report = load_checkpoint(ours, tmp_path / 'epoch_100.pth', log=None)
+    assert report.left_out['state_dict.backbone.mask_token'] == 'mask token of the pretraining'
+    assert not report.unexpected
+    assert set(report.new) == {f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')}
+    nothing_hidden = torch.zeros(len(IMAGES), IMAGE_SIZE // 4, IMAGE_SIZE // 4, dtype=torch.float64)
+    (expected,) = theirs.backbone(IMAGES, nothing_hidden)
+    assert largest_difference(ours(IMAGES)[-1:], [expected]) < 1e-9
 
 
 # Options of configs in public repositories: those of the window, and all, as in a dumped config.

@@ -13,9 +13,8 @@ import torch
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT
 from tests.tools.test_notebooks import compare_outputs
-from tests.workbench.configs.data import make_coco
 
-REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
+REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao')
 PAGE = (ROOT / 'docs' / 'elsewhere.md').read_text()
 
 
@@ -36,14 +35,13 @@ def place(tmp_path):
     for package in REQUIRED:
         if find_spec(package) is None:
             pytest.skip(f'needs {package}, see the group peers of pyproject.toml')
-    make_coco(tmp_path / 'data' / 'fruit')
     shutil.copytree(ROOT / 'examples', tmp_path / 'examples')
     torch.save({'model': SwinBackbone('t').state_dict()}, tmp_path / 'swin_tiny_patch4_window7_224.pth')
     return tmp_path
 
 
 def test_every_block_has_a_language_that_is_tested():
-    assert set(re.findall(r'^```(.+)', PAGE, re.M)) == {'python', 'sh', 'py'}
+    assert set(re.findall(r'^```(.+)', PAGE, re.M)) == {'python', 'py'}
 
 
 @pytest.mark.slow
@@ -61,16 +59,6 @@ def test_python(place):
 def test_notebook(place):
     path = os.pathsep.join([str(ROOT), *sys.path])
     compare_outputs('torchvision_and_transformers', place, '-m', 'tests.peers.cuda_stubs', PYTHONPATH=path)
-
-
-@pytest.mark.slow
-@pytest.mark.long  # test_torchvision_detectors.py runs the same example, with almost the same options
-def test_shell(place):
-    for line in ''.join(blocks('sh')).splitlines():
-        command, *arguments = line.split()
-        assert command == 'python'
-        run(place, *arguments)
-    assert (place / 'work_dirs' / 'torchvision' / 'metrics.json').exists()
 
 
 @pytest.mark.skipif(find_spec('detectron2') is None, reason='put a clone of detectron2 on PYTHONPATH')

@@ -1,24 +1,19 @@
-"""SwinFPN in torchvision's detectors, and the example that trains one."""
-
-import json
-import subprocess
-import sys
+"""SwinFPN of docs/elsewhere.md in torchvision's detectors."""
 
 import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from tests.conftest import ROOT, equal_weights, randomize
-from tests.workbench.configs.data import make_coco
+from tests.conftest import equal_weights, randomize
 
 from .detection import HEIGHT, OPTIONS, WIDTH, scene, train, without_gradient
 from .peer import needed
+from .test_page import blocks
 
 detection = needed('torchvision.models.detection')
-pytest.importorskip('pycocotools')
-sys.path.insert(0, str(ROOT / 'examples'))
-from torchvision_mask_rcnn import SwinFPN  # noqa: E402
-
+NAMES = {}
+exec(blocks('python')[0].partition('\nmask_rcnn = ')[0], NAMES)
+SwinFPN = NAMES['SwinFPN']
 SIZES = {'min_size': HEIGHT, 'max_size': WIDTH}
 
 
@@ -86,18 +81,3 @@ def test_swin_fpn_loads_a_detector_of_mmdet(tmp_path):
     resumed = SwinFPN('t', **OPTIONS)
     resumed.load_state_dict(backbone.state_dict())
     assert torch.equal(resumed.body.norm3.weight, weights['norm3.weight'])
-
-
-@pytest.mark.slow
-def test_the_example_trains_on_coco(tmp_path):
-    pytest.importorskip('pycocotools')
-    data = make_coco(tmp_path / 'coco', count=6)
-    example = [ROOT / 'examples' / 'torchvision_mask_rcnn.py', data, tmp_path / 'out']
-    options = ['--small', '--epochs', '1', '--batch-size', '4', '--workers', '0', '--pictures', '2']
-    command = [sys.executable, '-m', 'tests.peers.cuda_stubs', *example, *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads((tmp_path / 'out' / 'metrics.json').read_text())
-    assert metrics['steps'] == 2
-    assert {'bbox_mAP_50', 'segm_mAP_50'} <= metrics.keys()
-    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.jpg', '1.jpg', 'metrics.json', 'model.pth']

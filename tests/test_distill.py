@@ -1,0 +1,79 @@
+"""examples/distill.py: its loss by hand, a student that learns, and the file that it saves."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from swin_dense import SwinBackbone, export_state_dict, load_checkpoint
+from tests.conftest import TINY, assert_same, photograph
+from tests.examples import load_example
+
+distill = load_example('distill')
+STUDENT = {**TINY, 'drop_path_rate': 0.0}
+
+
+def batches():
+    """Yield crops of a photograph, (2, 3, 64, 64), for ever."""
+    pixels = torch.from_numpy(photograph(160, 160)).permute(2, 0, 1) / 255
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        corners = torch.randint(96, (2, 2), generator=generator).tolist()
+        yield torch.stack([pixels[:, top : top + 64, left : left + 64] for top, left in corners]) * 4 - 2
+
+
+def teacher_of(channels):
+    return nn.Sequential(nn.Conv2d(3, channels, 16, stride=16), nn.GELU(), nn.Conv2d(channels, channels, 1)).eval()
+
+
+def test_the_loss_by_hand():
+    target = torch.randn(2, 6, 3, 5, dtype=torch.float64)
+    predicted = torch.randn(2, 6, 3, 5, dtype=torch.float64)
+    found = distill.feature_loss(predicted, target)
+    target, predicted = target.permute(0, 2, 3, 1).numpy(), predicted.permute(0, 2, 3, 1).numpy()
+    wanted = (target - target.mean(-1, keepdims=True)) / np.sqrt(target.var(-1, keepdims=True) + 1e-5)
+    lengths = np.linalg.norm(wanted, axis=-1) * np.linalg.norm(predicted, axis=-1)
+    cosine = ((wanted * predicted).sum(-1) / lengths).mean()
+    distance = abs(wanted - predicted)
+    smooth = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean()
+    assert found.item() == pytest.approx(0.9 * (1 - cosine) + 0.1 * smooth, abs=1e-9)
+
+
+def test_a_perfect_prediction_of_another_size_has_no_loss():
+    """The standardised features of equal cells are the same at every size."""
+    features = torch.randn(1, 6, 1, 1)
+    standardised = (features - features.mean()) / features.std(correction=0)
+    assert distill.feature_loss(standardised.expand(1, 6, 2, 2), features.expand(1, 6, 7, 9)) < 1e-4
+
+
+@pytest.mark.parametrize('levels', [(3,), (0, 2, 3)])
+def test_a_student_learns_and_its_file_loads(tmp_path, levels):
+    student, teacher = SwinBackbone(**STUDENT), teacher_of(24)
+    before = {name: parameter.clone() for name, parameter in student.named_parameters()}
+    losses = distill.distill(student, teacher, batches(), steps=30, levels=levels, lr=2e-3)
+    assert len(losses) == 30
+    assert np.mean(losses[-5:]) < 0.5 * losses[0]
+    changed = {name for name, parameter in student.named_parameters() if not torch.equal(parameter, before[name])}
+    unused = {f'norm{level}.{leaf}' for level in {0, 1, 2, 3} - {*levels} for leaf in ('weight', 'bias')}
+    assert changed == before.keys() - unused
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+    torch.save(export_state_dict(student), tmp_path / 'student.pth')
+    loaded = SwinBackbone(**STUDENT).eval()
+    report = load_checkpoint(loaded, tmp_path / 'student.pth', log=None)
+    assert report.new == report.unexpected == []
+    image = next(batches())
+    with torch.no_grad():
+        assert_same(loaded(image), student.eval()(image), rtol=0, atol=0)
+
+
+def test_photographs_are_normalised_crops(tmp_path):
+    Image.new('RGB', (70, 50), (255, 0, 128)).save(tmp_path / 'a.png')
+    (tmp_path / 'notes.txt').write_text('no image')
+    photographs = distill.Photographs(tmp_path, 32)
+    assert len(photographs) == 1
+    colour = (torch.tensor([1, 0, 128 / 255]) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor(
+        [0.229, 0.224, 0.225]
+    )
+    torch.testing.assert_close(photographs[0], colour[:, None, None].expand(3, 32, 32))
