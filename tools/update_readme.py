@@ -15,7 +15,6 @@ sys.path.append(str(ROOT / 'benchmarks'))
 
 from alone import OURS_EAGER  # noqa: E402
 from bench_host import PROCESSORS, kind_of  # noqa: E402
-from benchmark import ratio  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 
 
@@ -76,7 +75,8 @@ def speed_table(*reports: dict[str, Any]) -> str:
     """
     rows = []
     for processor, case, ours, ratios in _speeds(reports):
-        rows.append([case, processor, f'{ours:,.0f}', *(_ratio({'ratios': ratios}, name) for name in ALONE_PEERS)])
+        medians = [f'{statistics.median(ratios[name]):.2f}' for name in ALONE_PEERS]
+        rows.append([case, processor, f'{ours:,.0f}', *medians])
     return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
 
 
@@ -96,8 +96,8 @@ def speed_line(*reports: dict[str, Any]) -> str:
     """Return the line of the README on speed."""
     least, most = _range_of_mmdet(reports)
     return (
-        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as long "
-        'as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
+        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as "
+        'long as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
     )
 
 
@@ -114,11 +114,6 @@ def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
     """Return the least and the largest median time of mmdet's Swin relative to ours."""
     medians = [statistics.median(ratios['mmdet']) for *_, ratios in _speeds(reports)]
     return f'{min(medians):.2f}', f'{max(medians):.2f}'
-
-
-def _ratio(report: dict[str, Any], name: str) -> str:
-    """Return a time relative to ours, with the range over processes or turns in brackets."""
-    return ratio(report, name, 'auto').replace(' to ', '-')
 
 
 def gpu_attention_table(report: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ from typing import Any
 import swin_dense
 from swin_dense.commands._mm import add_allow_partial, checkpoint_file, read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
-from swin_dense.images.listing import is_image, walk
+from swin_dense.images.listing import is_image, real_path, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.choices import PRECISIONS, RUNTIMES
@@ -155,7 +155,7 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
         if not found:
             raise ValueError(f'the folder {place} contains no images outside of {out}')
         images.update({str(path): path.relative_to(place) for path in found})
-    once = {search.real_path(image): image for image in reversed(images)}.values()  # as it was given first
+    once = {real_path(image): image for image in reversed(images)}.values()  # as it was given first
     images = {image: images[image] for image in reversed(once)}
     return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
