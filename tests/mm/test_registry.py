@@ -119,6 +119,7 @@ def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
 def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
     step = mmseg.registry.TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
     assert step({'label_map': {3: 4}})['label_map'] == {3: 4, 11: 255}
+    assert repr(step) == 'IgnoreMaskValues(values=(11,))'  # as a pipeline is written in a log
 
 
 def test_the_class_path_of_the_first_version_unpickles():
