@@ -200,6 +200,12 @@ def test_registered_activations_and_norms_work_as_in_mmdet(registered, scope):
     torch.testing.assert_close(ours(img), theirs(img), rtol=1e-7, atol=1e-9)
 
 
+def test_a_class_serves_as_a_norm_and_as_an_activation():
+    backbone = SwinDense(**TINY, act_cfg={'type': Doubled}, norm_cfg={'type': Doubled})
+    block = backbone.stages[0].blocks[0]
+    assert type(block.norm1) is type(block.ffn.layers[0][1]) is Doubled
+
+
 def test_an_unregistered_activation_is_refused():
     with pytest.raises(ValueError, match='act_cfg'):
         SwinDense(**TINY, act_cfg={'type': 'Unheard'})
