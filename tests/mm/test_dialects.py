@@ -113,6 +113,13 @@ CONFIGS = {
         {'arch': 't', **LAST, 'frozen_stages': 1, 'drop_path_rate': 0.2},
         "arch='tiny' is mmpretrain's name, so its defaults apply; with 't', mmdet's do",
     ),
+    'other meanings in mmpretrain': (
+        {'arch': TINY, 'img_size': 224, 'drop_rate': 0.1, 'norm_cfg': {'type': 'LN', 'eps': 1e-6}},
+        {**TINY, **LAST, 'drop_rate': 0.1, 'norm_cfg': {'type': 'LN', 'eps': 1e-6}},
+        'drop_rate acts in the blocks too, in mmpretrain only behind the patch embedding\n'
+        '  img_size is pretrain_img_size\n'
+        '  norm_cfg applies to all norms, in mmpretrain only to those of the outputs',
+    ),
     'frozen by mmpretrain': (
         {**DUMPED, 'frozen_stages': 0, 'pad_small_map': True},
         {**TINY, 'out_indices': (1, 2, 3), 'frozen_stages': 1},

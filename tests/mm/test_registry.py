@@ -119,6 +119,7 @@ def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
 def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
     step = mmseg.registry.TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
     assert step({'label_map': {3: 4}})['label_map'] == {3: 4, 11: 255}
+    assert repr(step) == 'IgnoreMaskValues(values=(11,))'  # as a pipeline is written in a log
 
 
 def test_the_class_path_of_the_first_version_unpickles():
@@ -197,6 +198,12 @@ def test_registered_activations_and_norms_work_as_in_mmdet(registered, scope):
     theirs.double().eval()
     ours.double().eval().load_state_dict(theirs.state_dict(), strict=False)
     torch.testing.assert_close(ours(img), theirs(img), rtol=1e-7, atol=1e-9)
+
+
+def test_a_class_serves_as_a_norm_and_as_an_activation():
+    backbone = SwinDense(**TINY, act_cfg={'type': Doubled}, norm_cfg={'type': Doubled})
+    block = backbone.stages[0].blocks[0]
+    assert type(block.norm1) is type(block.ffn.layers[0][1]) is Doubled
 
 
 def test_an_unregistered_activation_is_refused():
