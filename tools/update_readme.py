@@ -117,7 +117,7 @@ def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
 
 
 def gpu_attention_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/gpu_attention.py: the kernel and torch's attention, in bfloat16 and float32."""
+    """Return a table of h200_attention.json: the kernel and torch's attention, in bfloat16 and float32."""
     key = ('height', 'width', 'channels', 'window', 'dtype')
     by_torch = {tuple(row[name] for name in key): row for row in report['rows'] if row['backend'] == 'sdpa'}
     rows = []

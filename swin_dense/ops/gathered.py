@@ -2,13 +2,15 @@
 
 One gather rolls the padded map and cuts it into windows, and a second one undoes both and crops the map. Each is the
 gradient of the other, whereas autograd would add the gradients one by one to zeros. Windows are ordered by their mask,
-which only those at the edges of a shifted map have, and then by their image, so that those with the same mask are a
-view. On a CPU, a position bias that trains needs products in its place.
+which only those at the edges of a shifted map have, so that those of an image with the same mask are a view. Images
+stay the first axis, as hooks on the projection expect. On a CPU, a position bias that trains needs products in its
+place.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,17 +46,19 @@ ROW_ALIGNMENT = 8
 
 
 class Plan(NamedTuple):
-    """Where the tokens of maps are in their windows, which are ordered by mask, place and image.
+    """Where the tokens of a map are in its windows, which are ordered by their mask.
 
     Attributes:
+        size: (height, width) of the map in tokens.
         window: (height, width) in tokens.
-        token_of_slot: (N * B, T), as its raster index in the padded maps.
-        slot_of_token: (B, H, W).
+        token_of_slot: (N * T,), as its raster index in the padded map.
+        slot_of_token: (H * W,).
         groups: number of windows of each group with the same mask.
         masks: (groups, 1, T, T) that are added to the scores.
         regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
     """
 
+    size: Pair
     window: Pair
     token_of_slot: Tensor
     slot_of_token: Tensor
@@ -64,36 +68,34 @@ class Plan(NamedTuple):
 
 
 def plan_windows(
-    size: tuple[int, ...],
+    height: int,
+    width: int,
     window: Pair,
     shift: Pair,
     device: torch.device,
 ) -> Plan:
-    """Return the plan for maps of the size (B, H, W) in tokens."""
-    batch, height, width = size
+    """Return the plan for maps of height x width tokens."""
     rows, columns = window_grid(height, width, window)
     regions = region_ids(height, width, window, shift, device)
     # Windows with the same largest region have the same regions, and the same mask.
     by_mask = regions.amax(1).argsort(stable=True)
     regions = regions[by_mask]
-    tokens = tokens_of_slots(height, width, window, shift, device)[by_mask]
-    first_tokens = torch.arange(batch, device=device) * tokens.numel()
-    token_of_slot = (tokens[:, None] + first_tokens[:, None]).flatten(0, 1)
-    slots = torch.arange(token_of_slot.numel(), device=device)
+    token_of_slot = tokens_of_slots(height, width, window, shift, device)[by_mask].flatten()
+    slots = torch.arange(len(token_of_slot), device=device)
     slot_of_token = torch.empty_like(slots)
-    slot_of_token[token_of_slot.flatten()] = slots
-    slot_of_token = slot_of_token.view(batch, rows * window[0], columns * window[1])[:, :height, :width]
+    slot_of_token[token_of_slot] = slots
+    slot_of_token = slot_of_token.view(rows * window[0], columns * window[1])[:height, :width].flatten()
     groups = []
     group_regions = []
     first = 0
     for row_count in split_edge(rows, shift[0]):
         for column_count in split_edge(columns, shift[1]):
             group_regions.append(regions[first])
-            groups.append(row_count * column_count * batch)
+            groups.append(row_count * column_count)
             first += row_count * column_count
     regions_GT = torch.stack(group_regions)
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
-    return Plan(window, token_of_slot.int(), slot_of_token.int(), groups, masks, regions)
+    return Plan((height, width), window, token_of_slot.int(), slot_of_token.int(), groups, masks, regions)
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -112,7 +114,7 @@ def window_attention(
     find_plan: Callable[..., Plan] = plan_windows if context.is_recording() else cached_plan
     if x.is_cuda:
         find_plan = gpu_plan
-    plan = find_plan(x.shape[:3], spec.window, spec.shift, x.device)
+    plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
     qkv = project(_Move.apply(x, plan, True))
     heads = qkv.unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
@@ -131,19 +133,34 @@ def _attend_by_groups(
     spec: WindowSpec,
     dropout: float,
 ) -> Tensor:
-    """Attend within windows, (N * B, T, 3, A, D), those with the same mask at once: (N * B, T, C)."""
+    """Attend within windows, (B, N * T, 3, A, D), those with the same mask at once: (B, N * T, C)."""
     added = plan.masks
     if relative_bias is not None:
         added = added + relative_bias if any(spec.shift) else relative_bias[None]
     added = added.to(heads.dtype)
     if not added.is_cpu:
         added = _with_aligned_rows(added)
+    windows = heads.unflatten(1, (-1, math.prod(plan.window)))
     outs = []
-    for windows, mask in zip(heads.split(plan.groups), added, strict=True):
-        q, k, v = windows.permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None], dropout_p=dropout, scale=spec.scale)
-        outs.append(out.transpose(1, 2).flatten(2))
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    for group, mask in zip(windows.split(plan.groups, 1), added, strict=True):
+        out = _attend(group.flatten(0, 1), mask[None], spec.scale, dropout)
+        outs.append(out.transpose(1, 2).flatten(2).unflatten(0, group.shape[:2]))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+    return out.flatten(1, 2)
+
+
+def _attend(
+    windows: Tensor,
+    added: Tensor,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Attend within windows, (n, T, 3, A, D), a limited number at a time: (n, A, T, D)."""
+    if len(windows) > MAX_WINDOWS:
+        parts = windows.split(MAX_WINDOWS)
+        return torch.cat([_attend(part, added, scale, dropout) for part in parts])
+    q, k, v = windows.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
 
 
 def _with_aligned_rows(masks: Tensor) -> Tensor:
@@ -160,14 +177,14 @@ def _attend_by_products(
     dropout: float,
 ) -> Tensor:
     """Do the same by two products of all windows at once, and a softmax between them."""
-    windows = heads.unflatten(0, (len(plan.regions), -1))
-    q, k, v = windows.permute(3, 1, 0, 4, 2, 5)
+    windows = heads.unflatten(1, (-1, math.prod(plan.window)))
+    q, k, v = windows.permute(3, 0, 1, 4, 2, 5)
     regions = plan.regions if any(spec.shift) else None
     if context.is_recording():
         relative_bias = _stored_or_none(relative_bias)
         regions = _stored_or_none(regions)
     out_BNATD = reference.attend(q, k, v, relative_bias, regions, spec.scale, functools.partial(F.dropout, p=dropout))
-    return out_BNATD.permute(1, 0, 3, 2, 4).flatten(3).flatten(0, 1)
+    return out_BNATD.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def _stored_or_none(x: Tensor | None) -> Tensor | None:
@@ -175,7 +192,7 @@ def _stored_or_none(x: Tensor | None) -> Tensor | None:
 
 
 class _Move(torch.autograd.Function):
-    """Move the tokens of maps, (B, H, W, C), into their windows, (N * B, T, C), or back without the padding."""
+    """Move the tokens of a map, (B, H, W, C), into their windows, (B, N * T, C), or back without the padding."""
 
     @staticmethod
     def forward(ctx, x, plan, into_windows):
@@ -189,11 +206,12 @@ class _Move(torch.autograd.Function):
 
 
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
-    index = plan.slot_of_token
     if into_windows:
-        index = plan.token_of_slot
-        x = layout.pad_to_windows(x, plan.window)
-    return F.embedding(index, x.reshape(-1, x.shape[-1]))  # index_select by an index of any shape
+        padded = layout.pad_to_windows(x, plan.window)
+        tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
+        return tokens.index_select(1, plan.token_of_slot)
+    tokens = x.index_select(1, plan.slot_of_token)
+    return tokens.reshape(-1, *plan.size, x.shape[2])
 
 
 _gpu_plans: dict[tuple[Any, ...], Plan] = {}
@@ -202,15 +220,12 @@ _captured_plans: dict[tuple[Any, ...], Plan] = {}
 
 
 def gpu_plan(*geometry: Any) -> Plan:
-    """Return the plan for the arguments of :func:`plan_windows` from a cache that knows of CUDA graphs.
-
-    Its groups have at most ``MAX_WINDOWS`` windows.
-    """
+    """Return the plan for the arguments of :func:`plan_windows` from a cache that knows of CUDA graphs."""
     plan = _gpu_plans.get(geometry)
     is_captured = torch.cuda.is_current_stream_capturing()
     if plan is None:
         with torch.inference_mode(False):
-            plan = _with_limited_groups(plan_windows(*geometry))
+            plan = plan_windows(*geometry)
         if is_captured:
             return plan  # its tensors have values when the graph is replayed, which computes them anew
         if len(_gpu_plans) == MAX_PLANS:
@@ -219,13 +234,3 @@ def gpu_plan(*geometry: Any) -> Plan:
     if is_captured:
         _captured_plans[geometry] = plan
     return plan
-
-
-def _with_limited_groups(plan: Plan) -> Plan:
-    groups = []
-    masks = []
-    for count, mask in zip(plan.groups, plan.masks, strict=True):
-        for first in range(0, max(count, 1), MAX_WINDOWS):
-            groups.append(min(count - first, MAX_WINDOWS))
-            masks.append(mask)
-    return plan._replace(groups=groups, masks=torch.stack(masks))

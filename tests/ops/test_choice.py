@@ -243,7 +243,7 @@ def test_a_map_on_a_gpu_goes_where_the_trial_says(monkeypatch, backend, is_kerne
     monkeypatch.setattr(attention, 'attend', lambda *inputs: 'kernel')
     monkeypatch.setattr(attention, 'window_attention', lambda *inputs: 'checked kernel')
     monkeypatch.setattr(gathered, 'window_attention', lambda *inputs: 'sdpa')
-    monkeypatch.setattr(context, 'needs_plain_operations', lambda x: False)
+    monkeypatch.setattr(context, 'needs_reference', lambda x: False)
     x = MAP.as_subclass(OnGpu)
     assert ops.window_attention(x, nn.Identity(), None, SPEC, nn.Dropout(0.0), backend) == expected
 

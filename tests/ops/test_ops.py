@@ -102,6 +102,24 @@ def test_outputs_without_gradients_equal_the_textbooks(backend, case):
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize('shift', [(0, 0), (2, 2)])
+def test_more_windows_than_a_kernel_takes(monkeypatch, shift):
+    """Of an unshifted map, all windows belong to one group; a shifted one has groups below and above the limit."""
+    sizes = []
+    original = F.scaled_dot_product_attention
+
+    def attend_and_record(q, *args, **options):
+        sizes.append(len(q))
+        return original(q, *args, **options)
+
+    monkeypatch.setattr(gathered, 'MAX_WINDOWS', 5)
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
+    inputs, spec = make_inputs((2, 12, 15, (4, 4), shift, False, True), torch.float64, head_dim=4)
+    assert_like_the_textbook(inputs, spec, 'sdpa')
+    assert sum(sizes) == 2 * 3 * 4
+    assert max(sizes) == 5
+
+
 @ON_A_CPU
 @pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), False, True)])
 def test_gradcheck(backend, case):

@@ -12,7 +12,7 @@ from swin_dense.ops.gathered import MAX_PLANS, cached_plan, gpu_plan, plan_windo
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
-GEOMETRY = ((2, 14, 21), (7, 7), (3, 3), CPU)
+GEOMETRY = (14, 21, (7, 7), (3, 3), CPU)
 
 
 @st.composite
@@ -22,29 +22,26 @@ def geometries(draw):
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
     rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     padding = draw(st.integers(0, window[0] - 1)), draw(st.integers(0, window[1] - 1))
-    batch = draw(st.integers(1, 3))
-    return (batch, rows * window[0] - padding[0], columns * window[1] - padding[1]), window, shift
+    return rows * window[0] - padding[0], columns * window[1] - padding[1], window, shift
 
 
 @settings(max_examples=200)
 @given(geometries())
 def test_plans_equal_rolling_and_partitioning(geometry):
-    (batch, height, width), window, shift = geometry
+    height, width, window, shift = geometry
     padded = height + -height % window[0], width + -width % window[1]
-    raster = torch.arange(batch * padded[0] * padded[1]).view(batch, *padded)
-    tokens_BNT = partition(raster[..., None], window, shift)[..., 0]
+    raster = torch.arange(padded[0] * padded[1]).view(padded)
+    tokens_NT = partition(raster[None, :, :, None], window, shift)[0, :, :, 0]
     regions_NT = region_ids(*padded, window, shift)
     masks_NTT = REGION_PENALTY * (regions_NT[:, :, None] != regions_NT[:, None]).float()
-    expected = {
-        tuple(tokens.tolist()): mask
-        for tokens_NT in tokens_BNT
-        for tokens, mask in zip(tokens_NT, masks_NTT, strict=True)
-    }
+    expected = {tuple(tokens.tolist()): mask for tokens, mask in zip(tokens_NT, masks_NTT, strict=True)}
 
     plan = plan_windows(*geometry, CPU)
+    assert plan.size == (height, width)
     assert plan.token_of_slot.dtype == plan.slot_of_token.dtype == torch.int32
-    assert torch.equal(plan.token_of_slot.flatten()[plan.slot_of_token], raster[:, :height, :width].int())
-    for group, mask in zip(plan.token_of_slot.split(plan.groups), plan.masks, strict=True):
+    assert torch.equal(plan.token_of_slot[plan.slot_of_token], raster[:height, :width].flatten().int())
+    windows = plan.token_of_slot.view(-1, window[0] * window[1])
+    for group, mask in zip(windows.split(plan.groups), plan.masks, strict=True):
         for tokens in group.tolist():
             assert torch.equal(mask[0], expected.pop(tuple(tokens)))
     assert not expected
@@ -55,7 +52,7 @@ def test_plans_are_cached_within_limits():
     plan = cached_plan(*GEOMETRY)
     assert cached_plan(*GEOMETRY) is plan
     for rows in range(MAX_PLANS):
-        cached_plan((1, 7 * rows + 7, 7), (7, 7), (3, 3), CPU)
+        cached_plan(7 * rows + 7, 7, (7, 7), (3, 3), CPU)
     assert cached_plan.cache_info().currsize == MAX_PLANS
     assert cached_plan(*GEOMETRY) is not plan
 
@@ -96,25 +93,16 @@ def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
     assert gathered._with_aligned_rows(eights) is eights
 
 
-@pytest.mark.usefixtures('capture')
-def test_groups_on_a_gpu_have_limits(monkeypatch):
-    monkeypatch.setattr(gathered, 'MAX_WINDOWS', 3)
-    plan, whole = gpu_plan(*GEOMETRY), cached_plan(*GEOMETRY)
-    assert whole.groups == [4, 2, 4, 2]
-    assert plan.groups == [3, 1, 2, 3, 1, 2]
-    assert torch.equal(plan.masks, whole.masks[[0, 0, 1, 2, 2, 3]])
-
-
 def test_a_plan_that_a_cuda_graph_reads_is_never_freed(capture):
     """Plans of 64 other geometries fill the cache after the capture; the memory of the graph's plan must stay."""
-    plan, other = (gpu_plan((batch, 14, 21), (7, 7), (3, 3), CPU) for batch in (1, 2))
+    plan, other = (gpu_plan(14, columns, (7, 7), (3, 3), CPU) for columns in (21, 28))
     capture(True)
-    assert gpu_plan((1, 14, 21), (7, 7), (3, 3), CPU) is plan
+    assert gpu_plan(14, 21, (7, 7), (3, 3), CPU) is plan
     memory, others_memory = weakref.ref(plan.token_of_slot), weakref.ref(other.token_of_slot)
     del plan, other
     capture(False)
     for rows in range(MAX_PLANS):
-        gpu_plan((1, rows + 1, 7), (7, 7), (3, 3), CPU)
+        gpu_plan(rows + 1, 7, (7, 7), (3, 3), CPU)
         assert len(gathered._gpu_plans) <= MAX_PLANS
     assert memory() is not None
     assert others_memory() is None

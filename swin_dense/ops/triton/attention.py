@@ -205,9 +205,16 @@ def _gradients(
 class _Attention(torch.autograd.Function):
     """The kernels in eager mode."""
 
-    forward = staticmethod(forward)
-    setup_context = staticmethod(_save_for_backward)
-    backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]
+    @staticmethod
+    def forward(ctx, *inputs):
+        outputs = forward(*inputs)
+        _save_for_backward(ctx, inputs, outputs)  # as setup_context, torch would inspect a signature at every call
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        return _gradients(ctx, *grads)
 
 
 _forward_operator = compat.custom_op(
