@@ -24,7 +24,9 @@ SMALL = (
     'model.backbone.init_cfg=None model.backbone.embed_dims=32 model.backbone.depths=2,2,2,2 '
     'model.backbone.num_heads=1,2,4,8 model.neck.in_channels=32,64,128,256 '
     'train_dataloader.dataset.pipeline.2.scale="(160,128)" val_dataloader.dataset.pipeline.1.scale="(160,128)" '
-    'test_dataloader.dataset.pipeline.1.scale="(160,128)" optim_wrapper.optimizer.lr=0.0005'
+    'test_dataloader.dataset.pipeline.1.scale="(160,128)" optim_wrapper.optimizer.lr=0.0005 '
+    'model.roi_head.bbox_head.fc_out_channels=128 model.train_cfg.rcnn.sampler.num=64 '
+    'model.train_cfg.rpn_proposal.nms_pre=300 model.train_cfg.rpn_proposal.max_per_img=200'
 )
 
 
