@@ -94,14 +94,24 @@ def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> 
 
 
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -> Path:
-    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path."""
+    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path.
+
+    Raises:
+        OSError: the file cannot be written, because the disk is full, say.
+        ValueError: the file exists, and ``force`` is False.
+    """
     check_destination(path, force)
-    with written_whole(path) as unfinished:
-        if path.suffix == '.safetensors':
-            safetensors_torch().save_file(checkpoint, unfinished.path)
-        else:
-            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
-                torch.save(checkpoint, file)
+    try:
+        with written_whole(path) as unfinished:
+            if path.suffix == '.safetensors':
+                safetensors_torch().save_file(checkpoint, unfinished.path)
+            else:
+                with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
+                    torch.save(checkpoint, file)
+    except Exception as error:  # on a full disk, a SafetensorError, or a RuntimeError of torch
+        if isinstance(error, (ImportError, ValueError, TypeError)):
+            raise
+        raise OSError(f'{path} cannot be written: {error}') from error
     return path
 
 

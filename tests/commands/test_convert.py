@@ -1,5 +1,8 @@
 """`swin-dense convert`: checkpoint files of all families, with options inferred or given."""
 
+import subprocess
+import sys
+
 import mmdet.models.backbones
 import pytest
 import torch
@@ -11,7 +14,7 @@ from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.read import read_file
 from swin_dense.commands._main import main
 from swin_dense.utils.choices import FAMILIES
-from tests.conftest import randomize
+from tests.conftest import ROOT, randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
 
@@ -39,6 +42,27 @@ def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     back, expected = read_file(tmp_path / 'b.pth')['model'], export_state_dict(source, 'official')
     assert back.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in back.items())
+
+
+FULL_DISK = """
+import resource, sys
+from swin_dense.commands._main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='needs limits of processes')
+@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+def test_a_full_disk_is_one_line_with_the_path(tmp_path, file, ending):
+    out = tmp_path / f'a{ending}'
+    command = [sys.executable, '-c', FULL_DISK, 'convert', file, '--out', str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f'swin-dense convert: error: {out} cannot be written')
+    assert 'Traceback' not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
 
 
 @pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])
