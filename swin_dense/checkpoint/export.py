@@ -94,7 +94,12 @@ def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> 
 
 
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -> Path:
-    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path."""
+    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path.
+
+    Raises:
+        OSError: the file cannot be written, because the disk is full, say.
+        ValueError: the file exists, and ``force`` is False.
+    """
     check_destination(path, force)
     if path.suffix == '.safetensors':
         safetensors_torch()  # raises an error that says how to install it
@@ -102,7 +107,10 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -
         return path
     # Given a path, torch would store the temporary name in the file.
     with written_whole(path) as unfinished, unfinished.open('wb') as file:
-        torch.save(checkpoint, file)
+        try:
+            torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk
+            raise OSError(f'{path} cannot be written: {error}') from error
     return path
 
 

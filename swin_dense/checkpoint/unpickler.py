@@ -272,8 +272,8 @@ class Unpickler(_PythonUnpickler):
     Args:
         file: the pickle, whose ``read`` never returns more than the file contains.
         length: the number of bytes in the file, which limits what it can claim.
-        buffer_of: returns the memory of a storage, given its key and number of bytes.
-        is_nested: whether the file is part of another one, which cannot contain a third.
+        buffer_of: returns the memory of a storage, given its key and number of bytes, in a file of ``torch.save``. None
+            in a plain pickle, which has such files in itself.
     """
 
     def __init__(
@@ -281,12 +281,10 @@ class Unpickler(_PythonUnpickler):
         file: Any,
         length: int,
         buffer_of: Callable[[str, int], bytearray] | None = None,
-        is_nested: bool = False,
     ) -> None:
         super().__init__(file, encoding='latin1')
         self._unclaimed = _CLAIMS * length
         self._buffer_of = buffer_of
-        self._is_nested = is_nested
         self._storages: dict[str, torch.UntypedStorage] = {}
 
     def claim(self, amount: int) -> None:
@@ -297,7 +295,7 @@ class Unpickler(_PythonUnpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f'{module}.{name}'.replace('__builtin__.', 'builtins.')  # as Python 2 wrote it
-        if full_name == 'torch.storage._load_from_bytes' and not self._is_nested:
+        if full_name == 'torch.storage._load_from_bytes' and self._buffer_of is None:
             return _storage_from_bytes
         if full_name in ALLOWED:
             return ALLOWED[full_name]
@@ -434,11 +432,11 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
         if trust:
             return torch.load(file, map_location='cpu', weights_only=False)
         if start.startswith(_ZIP):
-            return _read_zip(file, path.stat().st_size, is_nested=False)
+            return _read_zip(file, path.stat().st_size)
         # Unlike that of a file, the ``read`` of a map allocates no more than there is.
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if _MAGIC in start:
-                return _read_legacy(content, len(content), is_nested=False)
+                return _read_legacy(content, len(content))
             if _is_plain(start):
                 return load(content, len(content))
     raise UnpicklingError('it is not a file of torch.save')
@@ -447,14 +445,14 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
 def _storage_from_bytes(content: bytes) -> Any:
     """Read the storage of a tensor in a plain pickle, which is a nested file of ``torch.save``."""
     read = _read_zip if content.startswith(_ZIP) else _read_legacy
-    return read(io.BytesIO(content), len(content), is_nested=True)
+    return read(io.BytesIO(content), len(content))
 
 
 def _is_plain(start: bytes) -> bool:
     return start[:1] == pickle.PROTO and _MAGIC not in start
 
 
-def _read_zip(content: Any, length: int, is_nested: bool) -> Any:
+def _read_zip(content: Any, length: int) -> Any:
     with zipfile.ZipFile(content) as archive:
         names = archive.namelist()
         if any(name.endswith('/constants.pkl') for name in names):
@@ -475,21 +473,19 @@ def _read_zip(content: Any, length: int, is_nested: bool) -> Any:
         if f'{folder}byteorder' in names and read('byteorder') != b'little':
             raise UnpicklingError('it was written on a big-endian machine')
         program = io.BytesIO(read('data.pkl'))
-        return Unpickler(program, length, lambda key, _: read(f'data/{key}'), is_nested).load()
+        return Unpickler(program, length, lambda key, _: read(f'data/{key}')).load()
 
 
-def _read_legacy(content: Any, length: int, is_nested: bool) -> Any:
-    """Read a file of torch before 1.6: three short pickles, the objects, the keys of their storages, and those."""
-    for _ in range(3):
-        load(content, length)
+def _read_legacy(content: Any, length: int) -> Any:
+    """Read a file of torch before 1.6: three short pickles, the objects, the keys of their storages, and their data."""
     buffers: dict[str, bytearray] = {}
 
     def allocate(key: str, size: int) -> bytearray:
         buffers[key] = bytearray(size)
         return buffers[key]
 
-    result = Unpickler(content, length, allocate, is_nested).load()
-    for key in load(content, length):
+    *_, result, keys = [Unpickler(content, length, allocate).load() for _ in range(5)]
+    for key in keys:
         buffer = buffers.pop(key)
         content.seek(8, io.SEEK_CUR)  # the number of elements
         data = content.read(len(buffer))

@@ -248,3 +248,21 @@ def test_a_program_in_torchscript_is_refused(tmp_path):
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / 'a.pth'))
     with pytest.raises(RefusedError, match='code in TorchScript'):
         read_pickle(tmp_path / 'a.pth')
+
+
+def test_a_call_has_few_arguments():
+    """The same tuple could be given to any number of calls."""
+    call = b'c__main__\nA\n'
+    assert isinstance(loads(b'\x80\x02' + call + b'(' + b'N' * 256 + b'tR.'), StandIn)
+    with pytest.raises(pickle.UnpicklingError, match='too many arguments'):
+        loads(b'\x80\x02' + call + b'(' + b'N' * 257 + b'tR.')
+
+
+def test_a_nested_file_contains_no_other():
+    storage = io.BytesIO()
+    torch.save(torch.ones(2).untyped_storage(), storage, _use_new_zipfile_serialization=False)
+    inner = Runs(torch.storage._load_from_bytes, storage.getvalue())
+    assert loads(pickle.dumps(inner)).length == 8
+    file = io.BytesIO()
+    torch.save(inner, file)
+    assert isinstance(loads(pickle.dumps(Runs(torch.storage._load_from_bytes, file.getvalue()))), StandIn)

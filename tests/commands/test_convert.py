@@ -1,6 +1,7 @@
 """`swin-dense convert`: checkpoint files of all families, with options inferred or given."""
 
-import re
+import subprocess
+import sys
 
 import mmdet.models.backbones
 import pytest
@@ -13,7 +14,7 @@ from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.read import read_file
 from swin_dense.commands._main import main
 from swin_dense.utils.choices import FAMILIES
-from tests.conftest import randomize, small_disk
+from tests.conftest import ROOT, randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
 
@@ -43,14 +44,25 @@ def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in back.items())
 
 
-def test_a_full_disk_is_named_in_one_line(tmp_path, file, capsys):
-    (tmp_path / 'small').mkdir()
-    with small_disk(tmp_path / 'small', '16k'):
-        assert run(file, tmp_path / 'small' / 'a.safetensors') == 2
-        assert not list((tmp_path / 'small').iterdir())
-    printed = capsys.readouterr().err
-    assert re.search(r'small/a\.safetensors cannot be written: .*No space left', printed)
-    assert 'Traceback' not in printed
+FULL_DISK = """
+import resource, sys
+from swin_dense.commands._main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='needs limits of processes')
+@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+def test_a_full_disk_is_one_line_with_the_path(tmp_path, file, ending):
+    out = tmp_path / f'a{ending}'
+    command = [sys.executable, '-c', FULL_DISK, 'convert', file, '--out', str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f'swin-dense convert: error: {out} cannot be written')
+    assert 'Traceback' not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
 
 
 @pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])

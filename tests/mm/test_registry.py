@@ -1,7 +1,5 @@
 """SwinDense in the registries of mmengine."""
 
-import pickle
-
 import mmdet.registry
 import mmseg.registry
 import pytest
@@ -120,10 +118,6 @@ def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
     step = mmseg.registry.TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
     assert step({'label_map': {3: 4}})['label_map'] == {3: 4, 11: 255}
     assert repr(step) == 'IgnoreMaskValues(values=(11,))'  # as a pipeline is written in a log
-
-
-def test_the_class_path_of_the_first_version_unpickles():
-    assert pickle.loads(b'cswin_dense.backbone\nSwinDense\n.') is SwinDense
 
 
 def test_loads_are_reported_in_the_log_of_the_run(tmp_path):
