@@ -28,11 +28,11 @@ GONE = {
     'swin_dense.integrations.smp': (
         "after import swin_dense.integrations.timm, segmentation_models_pytorch takes encoder_name='tu-swin_dense_t'"
     ),
-    'swin_dense.integrations.torchvision': 'examples/torchvision_mask_rcnn.py has the backbone for torchvision',
+    'swin_dense.integrations.torchvision': 'docs/elsewhere.md has the ten lines for torchvision',
     'swin_dense.integrations.transformers': (
         "after import swin_dense.integrations.timm, transformers takes TimmBackboneConfig(backbone='swin_dense_t')"
     ),
-    'swin_dense.runtime.Coco': 'supervision reads and writes COCO, as docs/predictions.md shows',
+    'swin_dense.runtime.Coco': 'supervision reads and writes COCO, as docs/own-data.md shows',
     'swin-dense eval': "timm's validate.py measures a classifier that swin_dense.integrations.timm registers",
     'swin-dense visualize': 'examples/pictures.py draws pyramids, attention, windows and masks; grad-cam, its own maps',
     'swin-dense convert --arch': _IN_PYTHON,
@@ -58,8 +58,8 @@ GONE = {
     'swin-dense flops --grid': _COMPLEXITY,
     'swin-dense flops --out': _COMPLEXITY,
     'swin-dense flops --window-size': _COMPLEXITY,
-    'swin-dense predict --annotations': 'supervision reads and writes COCO, as docs/predictions.md shows',
-    'swin-dense predict --format': 'supervision reads and writes COCO, as docs/predictions.md shows',
+    'swin-dense predict --annotations': 'supervision reads and writes COCO, as docs/own-data.md shows',
+    'swin-dense predict --format': 'supervision reads and writes COCO, as docs/own-data.md shows',
     'swin-dense predict --overlap': _LARGE,
     'swin-dense predict --tile': _LARGE,
     'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
