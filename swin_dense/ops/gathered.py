@@ -76,26 +76,26 @@ def plan_windows(
 ) -> Plan:
     """Return the plan for maps of height x width tokens."""
     rows, columns = window_grid(height, width, window)
-    regions = region_ids(height, width, window, shift, device)
-    # Windows with the same largest region have the same regions, and the same mask.
-    by_mask = regions.amax(1).argsort(stable=True)
-    regions = regions[by_mask]
-    token_of_slot = tokens_of_slots(height, width, window, shift, device)[by_mask].flatten()
+
+    def by_mask(windows_NT: Tensor) -> list[Tensor]:
+        """Return the windows inside, at the right, at the bottom and in the corner, as far as their masks differ."""
+        grid = windows_NT.unflatten(0, (rows, columns))
+        bands = grid.split(split_edge(rows, shift[0]))
+        groups = [group for band in bands for group in band.split(split_edge(columns, shift[1]), 1)]
+        return [group.flatten(0, 1) for group in groups]
+
+    tokens = by_mask(tokens_of_slots(height, width, window, shift, device))
+    regions = by_mask(region_ids(height, width, window, shift, device))
+    token_of_slot = torch.cat(tokens).flatten()
     slots = torch.arange(len(token_of_slot), device=device)
     slot_of_token = torch.empty_like(slots)
     slot_of_token[token_of_slot] = slots
-    slot_of_token = slot_of_token.view(rows * window[0], columns * window[1])[:height, :width].flatten()
-    groups = []
-    group_regions = []
-    first = 0
-    for row_count in split_edge(rows, shift[0]):
-        for column_count in split_edge(columns, shift[1]):
-            group_regions.append(regions[first])
-            groups.append(row_count * column_count)
-            first += row_count * column_count
-    regions_GT = torch.stack(group_regions)
+    slot_of_token = slot_of_token.view(-1, columns * window[1])[:height, :width].flatten()
+    regions_GT = torch.stack([group[0] for group in regions])
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
-    return Plan((height, width), window, token_of_slot.int(), slot_of_token.int(), groups, masks, regions)
+    sizes = [len(group) for group in tokens]
+    size = (height, width)
+    return Plan(size, window, token_of_slot.int(), slot_of_token.int(), sizes, masks, torch.cat(regions))
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -207,7 +207,7 @@ class _Move(torch.autograd.Function):
 
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
-        padded = layout.pad_to_windows(x, plan.window)
+        padded = layout.pad_to_multiple(x, plan.window)
         tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
         return tokens.index_select(1, plan.token_of_slot)
     tokens = x.index_select(1, plan.slot_of_token)

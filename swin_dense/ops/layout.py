@@ -13,16 +13,20 @@ from swin_dense.ops import context
 from swin_dense.ops.windows import Pair, window_grid
 
 
-def pad_to_patches(img: Tensor, side: int) -> Tensor:
-    """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
-    rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
-    return _pad(img, rows * side, columns * side, axis=2)
+def pad_to_multiple(x: Tensor, unit: Pair, axis: int = 1) -> Tensor:
+    """Pad with zeros at the right and bottom to multiples of a height and a width.
 
-
-def pad_to_windows(x_BHWC: Tensor, window: Pair) -> Tensor:
-    """Pad a map with zeros at the right and bottom to a multiple of the window."""
-    rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], window)
-    return _pad(x_BHWC, rows * window[0], columns * window[1])
+    ``axis`` is that of the height: 1 for a map, (B, H, W, C), and 2 for an image, (B, c, h, w).
+    """
+    height, width = x.shape[axis : axis + 2]
+    rows, columns = window_grid(height, width, unit)
+    bottom = rows * unit[0] - height
+    right = columns * unit[1] - width
+    # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
+    if not context.is_recording() and bottom == right == 0:
+        return x
+    channels = (0, 0) * (2 - axis)
+    return F.pad(x, (*channels, 0, right, 0, bottom))
 
 
 def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
@@ -37,9 +41,8 @@ def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
     """
     rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], (stride, stride))
     channels = x_BHWC.shape[3]
-    if stride == 2:
-        x_BHWC = _pad(x_BHWC, rows * 2, columns * 2)
-    else:
+    x_BHWC = pad_to_multiple(x_BHWC, (stride, stride))
+    if stride != 2:
         x_BHWC = _with_copies(x_BHWC, stride, (rows, columns))
     # Two neighbours in a row of the map are 2C numbers in a row of memory.
     pairs = x_BHWC.reshape(-1, 2, columns, 2 * channels).transpose(1, 2)
@@ -52,23 +55,12 @@ def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
 def _with_copies(x_BHWC: Tensor, stride: int, grid: Pair) -> Tensor:
     """Return a map in which the 2x2 tokens of each place of the grid are neighbours of no other place."""
     rows, columns = grid
-    least = max(stride, 2)  # the last pair of rows may begin in the last row of the map
-    x_BHWC = _pad(x_BHWC, (rows - 1) * stride + least, (columns - 1) * stride + least)
+    if stride == 1:  # the last pair of rows begins in the last row of the map
+        x_BHWC = F.pad(x_BHWC, (0, 0, 0, 1, 0, 1))
     step = torch.arange(2, device=x_BHWC.device)
     row = torch.arange(rows, device=x_BHWC.device)[:, None] * stride + step
     column = torch.arange(columns, device=x_BHWC.device)[:, None] * stride + step
     return x_BHWC.index_select(1, row.flatten()).index_select(2, column.flatten())
-
-
-def _pad(x: Tensor, height: int, width: int, axis: int = 1) -> Tensor:
-    """Pad with zeros at the right and bottom to a size; ``axis`` is that of the height, 1 for (B, H, W, C)."""
-    bottom = height - x.shape[axis]
-    right = width - x.shape[axis + 1]
-    # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
-    if not context.is_recording() and bottom == right == 0:
-        return x
-    channels = (0, 0) * (2 - axis)
-    return F.pad(x, (*channels, 0, right, 0, bottom))
 
 
 def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:

@@ -80,7 +80,7 @@ def attend(
 def partition(x_BHWC: Tensor, window: Pair, shift: Pair) -> Tensor:
     """Pad a map with zeros, roll it by minus the shift and cut it into windows, (B, N, T, C)."""
     tokens_NT = tokens_of_slots(x_BHWC.shape[1], x_BHWC.shape[2], window, shift, x_BHWC.device)
-    padded = layout.pad_to_windows(x_BHWC, window).flatten(1, 2)
+    padded = layout.pad_to_multiple(x_BHWC, window).flatten(1, 2)
     return padded.index_select(1, tokens_NT.flatten()).unflatten(1, tokens_NT.shape)
 
 

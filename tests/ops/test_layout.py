@@ -53,16 +53,16 @@ def test_resizing_equals_torchs_interpolate(size, target):
 def test_images_are_padded_to_whole_patches(size, side):
     img = torch.randn(1, 2, *size)
     expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
-    assert torch.equal(layout.pad_to_patches(img, side), expected)
+    assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
     with exporting():
-        assert torch.equal(layout.pad_to_patches(img, side), expected)
+        assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
 
 
 def test_what_needs_no_padding_is_not_copied():
     x = torch.rand(1, 8, 12, 3)
-    assert layout.pad_to_windows(x, (4, 3)) is x
+    assert layout.pad_to_multiple(x, (4, 3)) is x
     img = torch.rand(1, 3, 8, 12)
-    assert layout.pad_to_patches(img, 4) is img
+    assert layout.pad_to_multiple(img, (4, 4), axis=2) is img
 
 
 @pytest.mark.parametrize(

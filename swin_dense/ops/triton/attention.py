@@ -82,7 +82,7 @@ def attend(
     spec: WindowSpec,
 ) -> Tensor:
     """Do the same without dropout, where it is known that the kernel can run."""
-    qkv = project(layout.pad_to_windows(x, spec.window))
+    qkv = project(layout.pad_to_multiple(x, spec.window))
     tokens = spec.window[0] * spec.window[1]
     bias_shape = (spec.num_heads, tokens, tokens)
     if relative_bias is None:
