@@ -6,6 +6,7 @@
 #                                            benchmarks/results/stacks.json
 # make test-between  compile and export with versions of torch between the oldest and the newest
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
+# make test-processors  run the suite with fewer instructions of the processor, and with other numbers of threads
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them
 # make gpu    measure and test everything that needs a GPU, in nine minutes: benchmarks/gpu_session.py
 # make test-ray  test the example for Ray Data
@@ -34,8 +35,8 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters \
-    test-ray lint FORCE
+.PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-processors \
+    test-converters test-ray lint FORCE
 setup: $(READY)
 
 $(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
@@ -80,7 +81,7 @@ test-core: $(CORE_READY)
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
 # Each target is a session of noxfile.py, which chooses the Python.
-test-oldest test-newest test-between test-onedl test-compiled test-converters test-ray: test-%: .venv-nox/bin/nox
+test-oldest test-newest test-between test-onedl test-compiled test-processors test-converters test-ray: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
 # Uses the environment at hand, whose torch is for the GPU; PYTHON=python3 chooses another.

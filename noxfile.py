@@ -1,8 +1,10 @@
-"""Run the core's tests and training on other stacks, the mm tests with a compiled mmcv, other converters, and Ray Data.
+"""Run the core's tests and training on other stacks and as on other processors, and tests with other packages.
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
+    .venv-nox/bin/nox --session 'processors(avx2)' -- tests/models tests/ops
 
-Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/results/stacks.json.
+Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/results/stacks.json, by
+the sessions ``oldest``, ``newest`` and ``onedl``, and to pytest by the others.
 """
 
 import sys
@@ -77,6 +79,25 @@ def compiled(session: nox.Session) -> None:
     tests = [f'tests/{name}' for name in ('mmcv_lite_ops', 'mm', 'export', 'workbench', 'commands')]
     pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal']
     session.run(environment / 'bin/python', *pytest, *(session.posargs or tests), external=True)
+
+
+# The instructions that torch and oneDNN use, and the number of threads: each changes the rounding.
+PROCESSORS = {
+    'default': {'ATEN_CPU_CAPABILITY': 'default'},
+    'avx2': {'ATEN_CPU_CAPABILITY': 'avx2'},
+    'onednn': {'ONEDNN_MAX_CPU_ISA': 'AVX2'},
+    'threads-1': {'OMP_NUM_THREADS': '1'},
+    'threads-2': {'OMP_NUM_THREADS': '2'},
+    'threads-4': {'OMP_NUM_THREADS': '4'},
+}
+
+
+@nox.session(venv_backend='none')
+@nox.parametrize('setting', PROCESSORS, ids=[*PROCESSORS])
+def processors(session: nox.Session, setting: str) -> None:
+    """The tests of `make test` in its environment, as on processors with fewer instructions or other cores."""
+    pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal', '-m', 'not long']
+    session.run('.venv/bin/python', *pytest, *session.posargs, env=PROCESSORS[setting], external=True)
 
 
 @nox.session(python='3.11')
