@@ -3,8 +3,8 @@
     .venv-nox/bin/nox --session oldest -- --parts numbers training
     .venv-nox/bin/nox --session 'processors(avx2)' -- tests/models tests/ops
 
-Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/results/stacks.json, by
-the sessions ``oldest``, ``newest`` and ``onedl``, and to pytest by the others.
+The sessions ``oldest``, ``newest`` and ``onedl`` pass arguments after ``--`` to benchmarks/stacks.py, which records the
+results in benchmarks/results/stacks.json; the others pass them to pytest.
 """
 
 import sys

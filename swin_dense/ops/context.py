@@ -31,10 +31,11 @@ def is_transformed() -> bool:
 
 def needs_reference(x: Tensor) -> bool:
     """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
+    is_in_func = torch._C._are_functorch_transforms_active()
     if is_recording():
         # torch.compile cannot trace the rest. For a GPU, it fuses these operations.
-        return is_exporting() or is_transformed() or not x.is_cpu
-    if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
+        return is_exporting() or is_in_func or not x.is_cpu
+    if is_in_func or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
     modes = set(map(type, _get_current_function_mode_stack())) - {DeviceContext}

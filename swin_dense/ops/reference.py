@@ -26,9 +26,10 @@ def window_attention(
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
-    _, height, width, channels = x_BHWC.shape
+    _, height, width, _ = x_BHWC.shape
     qkv_BNTC = project(partition(x_BHWC, spec.window, spec.shift))
-    num_windows, num_tokens = qkv_BNTC.shape[1:3]
+    _, num_windows, num_tokens, channels = qkv_BNTC.shape
+    channels //= 3  # fewer than those of the map where heads were pruned
     # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
     shape_BNTAD = -1, num_windows, num_tokens, spec.num_heads, channels // spec.num_heads
     q_BNATD, k_BNATD, v_BNATD = (part.reshape(shape_BNTAD).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))

@@ -54,7 +54,7 @@ def _check_last_checkpoint(work_dir: Path) -> None:
     pointer = work_dir / 'last_checkpoint'  # which mmengine writes after each checkpoint
     if not pointer.is_file():
         raise FileNotFoundError(f'--resume: {work_dir} has no file last_checkpoint, so no training to resume. {advice}')
-    last = Path(pointer.read_text().strip())
+    last = Path(pointer.read_text(encoding='utf-8').strip())
     if not last.exists():
         raise FileNotFoundError(f'--resume: there is no checkpoint {last}, which {pointer} names. {advice}')
 

@@ -51,7 +51,7 @@ def test_a_file_carries_its_windows(tmp_path, window, caplog):
         model.load_state_dict(saved(v2(window).state_dict()))
         v2(5, pretrained_window_size=3).load_state_dict(saved(model.state_dict()))
         load_checkpoint(v2(window), path)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     for load in (lambda other: other.load_state_dict(saved(model.state_dict())), lambda o: load_checkpoint(o, path)):
         with pytest.raises(CheckpointError, match=OTHER):
             load(v2(5))

@@ -30,7 +30,7 @@ import torch
 from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.read import read_file
 from swin_dense.checkpoint.report import CheckpointError
-from tests.features.mutations import mutate
+from tests.images.mutations import mutate
 
 SECONDS = 60  # for one file
 GIGABYTES = 6
