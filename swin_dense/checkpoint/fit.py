@@ -137,7 +137,7 @@ def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclass(frozen=True)
-class Options:
+class LoadOptions:
     """Options for weights that do not match the model; see :func:`swin_dense.checkpoint.load_checkpoint`."""
 
     allow_partial: bool = False
@@ -145,7 +145,7 @@ class Options:
     window_size: Pair | None = None
 
 
-def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
+def fit(found: Found, target: Target, options: LoadOptions) -> tuple[dict[str, Tensor], Report]:
     """Return the tensors to load, with the names and shapes of the model, and the report, or raise CheckpointError."""
     if options.window_size is not None:
         for name, table in found.parameters.items():
@@ -177,7 +177,7 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
-def _check_network(found: Found, target: Target, options: Options) -> None:
+def _check_network(found: Found, target: Target, options: LoadOptions) -> None:
     """Raise a CheckpointError if the model computes something else with these weights, whatever their shapes."""
     described = f'{found.described} ({found.family})'
     if found.version != target.version:
@@ -242,7 +242,7 @@ def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
 
 
 def _fit_one(
-    name: str, shape: Shape | None, found: Found, target: Target, options: Options, report: Report
+    name: str, shape: Shape | None, found: Found, target: Target, options: LoadOptions, report: Report
 ) -> Tensor | None:
     """Return the tensor for a parameter, or None. If the checkpoint has it but it cannot be used, report why."""
     tensor = found.parameters.get(name)
@@ -264,7 +264,7 @@ def _fit_one(
 
 
 def _resized(
-    name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: Options, report: Report
+    name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: LoadOptions, report: Report
 ) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
     given, old, new = tuple(tensor.shape), found.size_of(name), target.size_of(name)

@@ -17,7 +17,7 @@ from swin_dense.archs.weights import place_of
 from swin_dense.checkpoint.families import WINDOWS
 from swin_dense.checkpoint.find import Found, find, flatten, windows_in
 from swin_dense.checkpoint.fit import (
-    Options,
+    LoadOptions,
     Target,
     check_trained_windows,
     doubts_about_windows,
@@ -30,7 +30,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address, shown
 
 _logger = logging.getLogger(__package__)
-_STANDARD = Options()
+_STANDARD = LoadOptions()
 # The files of SatlasPretrain, and those of torchgeo with a hash behind the name.
 _SATLAS = re.compile(r'(aerial|landsat|sentinel1|sentinel2)_swin[bt]_(si|mi)')
 _SATLAS_PREFIX = 'backbone.backbone.'  # in SatlasPretrain's own files, under any file name
@@ -96,7 +96,7 @@ def load_checkpoint(
         ('official', 177, [])
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
-    options = Options(allow_partial, final_norm, window)
+    options = LoadOptions(allow_partial, final_norm, window)
     # The model inside wrappers of data parallelism and compilation.
     while isinstance(inner := getattr(backbone, 'module', getattr(backbone, '_orig_mod', None)), nn.Module):
         backbone = inner
@@ -129,7 +129,7 @@ def read_checkpoint(source: Checkpoint, trust: bool = False) -> tuple[Mapping[An
     return read_file(Path(source), trust), os.fspath(source)
 
 
-def load_found(target: Target, found: Found, options: Options = _STANDARD, log: Log | None = log_report) -> Report:
+def load_found(target: Target, found: Found, options: LoadOptions = _STANDARD, log: Log | None = log_report) -> Report:
     """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
     parameters, report = fit(found, target, options)
     if not report.loaded:
@@ -222,7 +222,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
         )
     try:
         found = find(flatten(given if windows is None else {**given, WINDOWS: windows}), described)
-        parameters, report = fit(found, target, Options(allow_partial=partial))
+        parameters, report = fit(found, target, LoadOptions(allow_partial=partial))
     except CheckpointError as error:
         if not partial:
             raise
