@@ -4,7 +4,7 @@ Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds o
 In mmengine's registry: SwinDense, SwinDenseV2.
 Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
 Images: extract_pyramid.
-Files for other runtimes: export_model, export_detector, export_segmentor.
+Files for other runtimes: export_model, export_whole.
 Packages with further public names: features, integrations, ops, runtime.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swin_dense.models.classifier import SwinClassifier
     from swin_dense.models.swin import SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone
-    from swin_dense.workbench.export import export_detector, export_segmentor
+    from swin_dense.workbench.export import export_whole
 
 __version__ = '0.3.0'
 __all__ = [
@@ -41,10 +41,9 @@ __all__ = [
     'SwinV2Backbone',
     'allow_partial_loading',
     'create_backbone',
-    'export_detector',
     'export_model',
-    'export_segmentor',
     'export_state_dict',
+    'export_whole',
     'extract_pyramid',
     'load_checkpoint',
 ]
@@ -60,10 +59,9 @@ _HOMES = {
     'SwinV2Backbone': 'swin_dense.models.swin_v2',
     'allow_partial_loading': 'swin_dense.checkpoint',
     'create_backbone': 'swin_dense.create',
-    'export_detector': 'swin_dense.workbench.export',
     'export_model': 'swin_dense.export',
-    'export_segmentor': 'swin_dense.workbench.export',
     'export_state_dict': 'swin_dense.checkpoint',
+    'export_whole': 'swin_dense.workbench.export',
     'extract_pyramid': 'swin_dense.features',
     'load_checkpoint': 'swin_dense.checkpoint',
 }

@@ -13,6 +13,7 @@ _EXTRACTOR = 'swin_dense.features.Extractor in Ray Data, datasets or Spark sprea
 _LARGE = 'examples/predict_large.py predicts tiles with rasterio and supervision'
 _WORDS = 'words select recipes, as in `swin-dense zoo panoptic coco swin-l`'
 _IN_PYTHON = 'build the backbone with create_backbone(checkpoint=...), and write the result of export_state_dict'
+_WHOLE = 'swin_dense.export_whole exports detectors and segmentors'
 _COMPLEXITY = 'examples/complexity.py has the formulas and the plot'
 # By the full name of an object or a module, or by the command line.
 GONE = {
@@ -22,8 +23,10 @@ GONE = {
     'swin_dense.mm.ImageNormalizer': _MMPRETRAIN,
     'swin_dense.mm.PretrainingHook': _MMPRETRAIN,
     'swin_dense.mm.SimMIMPretrainer': _MMPRETRAIN,
-    'swin_dense.export.export_detector': 'its name is swin_dense.export_detector',
-    'swin_dense.export.export_segmentor': 'its name is swin_dense.export_segmentor',
+    'swin_dense.export_detector': _WHOLE,
+    'swin_dense.export_segmentor': _WHOLE,
+    'swin_dense.export.export_detector': _WHOLE,
+    'swin_dense.export.export_segmentor': _WHOLE,
     'swin_dense.integrations.detectron2': 'examples/detectron2_swin.py has the backbone for detectron2',
     'swin_dense.integrations.smp': (
         "after import swin_dense.integrations.timm, segmentation_models_pytorch takes encoder_name='tu-swin_dense_t'"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 
-from swin_dense import CheckpointError, export_detector, export_state_dict
+from swin_dense import CheckpointError, export_state_dict, export_whole
 from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.recipes.files import load_recipe
@@ -66,7 +66,7 @@ def test_what_is_missing_is_counted_and_named(state, tmp_path, change, message):
     with pytest.raises(CheckpointError, match='allow_partial=True accepts'):
         Predictor(load_recipe(RECIPES['mmdet']), path, 'cpu')
     with pytest.raises(CheckpointError, match=message):
-        export_detector(load_recipe(RECIPES['mmdet']), path, tmp_path / 'x.onnx')
+        export_whole(load_recipe(RECIPES['mmdet']), path, tmp_path / 'x.onnx')
     assert not (tmp_path / 'x.onnx').exists()
 
 

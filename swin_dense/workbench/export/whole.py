@@ -45,7 +45,6 @@ def export_whole(
     checkpoint: str | PathLike[str],
     path: str | PathLike[str],
     *,
-    scope: str | None = None,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
     allow_partial: bool = False,
@@ -70,7 +69,6 @@ def export_whole(
         config: a config, or the name of a recipe.
         checkpoint: file or address of the weights of the whole model.
         path: the destination. An existing file is overwritten.
-        scope: the framework that the config must be of, 'mmdet' or 'mmseg'; None allows both.
         image: image for the comparison, in which a detector must find something; None is a built-in portrait.
         opset: version of ONNX, at least 18; None is 20.
         allow_partial: accept a checkpoint that does not fill the model, and log a warning; what it lacks is random.
@@ -85,6 +83,9 @@ def export_whole(
         ImportError: a package is missing; the message names it.
         ExportError: a part of the model is not supported, a detector finds nothing in the image, or the file differs
             from the model. The new file is removed; an existing file stays.
+
+    Examples:
+        >>> export_whole('mine.py', 'work_dirs/mine/epoch_12.pth', 'model.onnx')  # doctest: +SKIP
     """
     from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
     from swin_dense.workbench.recipes.files import load_recipe  # imports mmengine
@@ -95,8 +96,6 @@ def export_whole(
         raise FileNotFoundError(f'there is no file {image}')
     packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
     loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
-    if scope not in (None, loaded.get('default_scope')):
-        raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
     predictor = Predictor(loaded, str(checkpoint), 'cpu', allow_partial=allow_partial)
     model, pipeline = predictor.model, test_dataset(loaded).pipeline
     reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
@@ -119,40 +118,6 @@ def export_whole(
         '(the argument `image`, --image on the command line)',
     )
     return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison)
-
-
-def export_detector(
-    config: str | PathLike[str] | Config,
-    checkpoint: str | PathLike[str],
-    path: str | PathLike[str],
-    *,
-    image: str | PathLike[str] | None = None,
-    opset: int | None = None,
-    allow_partial: bool = False,
-) -> Exported:
-    """Export a detector of mmdet to an ``.onnx`` file; the options are those of :func:`export_whole`.
-
-    Examples:
-        >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
-    """
-    return export_whole(config, checkpoint, path, scope='mmdet', image=image, opset=opset, allow_partial=allow_partial)
-
-
-def export_segmentor(
-    config: str | PathLike[str] | Config,
-    checkpoint: str | PathLike[str],
-    path: str | PathLike[str],
-    *,
-    image: str | PathLike[str] | None = None,
-    opset: int | None = None,
-    allow_partial: bool = False,
-) -> Exported:
-    """Export a segmentor of mmseg to an ``.onnx`` file; the options are those of :func:`export_whole`.
-
-    Examples:
-        >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
-    """
-    return export_whole(config, checkpoint, path, scope='mmseg', image=image, opset=opset, allow_partial=allow_partial)
 
 
 def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:

@@ -1,4 +1,4 @@
-"""What `export_detector` and `export_segmentor` would write, and what the file is compared with before it is kept."""
+"""What `export_whole` would write, and what the file is compared with before it is kept."""
 
 import copy
 import json

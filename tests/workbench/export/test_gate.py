@@ -9,7 +9,7 @@ from mmdet.models.dense_heads import RPNHead
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
 
-from swin_dense import export_detector, export_segmentor
+from swin_dense import export_whole
 from swin_dense.commands._main import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import gate
@@ -182,7 +182,7 @@ def test_a_missing_or_wrapped_test_data_set_is_named(demo_data, tmp_path, loader
     config = config_of('faster_rcnn', demo_data)
     config.test_dataloader = loader
     with pytest.raises(ValueError, match=message):
-        export_detector(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
+        export_whole(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
 
 
 def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, capsys):
@@ -193,7 +193,7 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
     torch.save({'state_dict': built(config).state_dict(), 'meta': {}}, weights)
     path.write_text('of yesterday')
     with pytest.raises(ExportError, match=r'FasterRCNN .*class_agnostic.*soft_nms'):
-        export_detector(config, weights, path)
+        export_whole(config, weights, path)
     config.dump(written)
     assert main(['export', str(written), str(weights), '--out', str(path)]) == 2
     assert '--force' in capsys.readouterr().err
@@ -234,8 +234,8 @@ def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, me
     assert message in capsys.readouterr().err
 
 
-def test_each_function_refuses_configs_of_other_frameworks(tmp_path):
-    with pytest.raises(ValueError, match="default_scope = 'mmseg', got 'mmdet'"):
-        export_segmentor(Config({'default_scope': 'mmdet'}), 'w.pth', tmp_path / 'x.onnx')
-    with pytest.raises(ValueError, match="default_scope = 'mmdet', got None"):
-        export_detector(Config({}), 'w.pth', tmp_path / 'x.onnx')
+def test_configs_of_other_frameworks_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="default_scope = 'mmdet' or 'mmseg', got 'mmpretrain'"):
+        export_whole(Config({'default_scope': 'mmpretrain'}), 'w.pth', tmp_path / 'x.onnx')
+    with pytest.raises(ValueError, match="default_scope = 'mmdet' or 'mmseg', got None"):
+        export_whole(Config({}), 'w.pth', tmp_path / 'x.onnx')

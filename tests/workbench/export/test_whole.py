@@ -18,7 +18,7 @@ from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from swin_dense import export_detector, runtime
+from swin_dense import export_whole, runtime
 from swin_dense.commands._main import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import agreement, detectors, whole
@@ -79,7 +79,7 @@ def exported(demo_data, pixels, tmp_path_factory):
             model, _, backbone = name.partition(' on ')
             config = config_of(model, demo_data, backbone)
             train(config, weights, STEPS)
-        assert len(whole.export_whole(config, weights, path, image=picture_of(demo_data)).errors) == 3
+        assert len(export_whole(config, weights, path, image=picture_of(demo_data)).errors) == 3
         return config, weights, path
 
     return make
@@ -309,7 +309,7 @@ def test_ap_and_pq_are_those_of_the_framework(demo_data, tmp_path, name):
     query_models.write_backgrounds(data)
     config = query_models.trainable_config(name, data)
     weights, path = train(config, tmp_path / 'weights.pth', 250, rate=5e-4), tmp_path / 'model.onnx'
-    export_detector(config, weights, path, image=picture_of(data))
+    export_whole(config, weights, path, image=picture_of(data))
     model = Predictor(config, str(weights), 'cpu').model
     files = [runtime.load(path, runtime=each, score=0.0) for each in RUNTIMES]
     expected, *found = accuracy(on_training_images(config), model, files)
@@ -347,7 +347,7 @@ def test_a_wrong_file_is_removed_and_the_old_file_is_kept(exported, demo_data, t
 
     monkeypatch.setattr(detectors, 'batched_nms', wrong)
     with pytest.raises(ExportError, match='the file is wrong on an image'):
-        export_detector(config, weights, tmp_path / 'x.onnx', image=picture_of(demo_data))
+        export_whole(config, weights, tmp_path / 'x.onnx', image=picture_of(demo_data))
     assert [path.read_text() for path in tmp_path.iterdir()] == ['of yesterday']
 
 
@@ -358,7 +358,7 @@ def test_an_image_without_detections_cannot_verify_a_file(demo_data, tmp_path):
     init_default_scope('mmdet')
     torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, tmp_path / 'w.pth')
     with pytest.raises(ExportError, match=r'finds nothing .*--image'):
-        export_detector(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
+        export_whole(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
     assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
 
 
