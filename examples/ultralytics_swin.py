@@ -14,7 +14,7 @@ from ultralytics import YOLO
 from ultralytics.nn import tasks
 
 from swin_dense import create_backbone
-from swin_dense.images.reading import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 
 # The head of YOLOv8 on maps of strides 8, 16 and 32.
 CONFIG = """\
