@@ -167,3 +167,10 @@ def test_times_of_the_steps(predict, capsys):
     number = r'\d+\.\d'
     steps = ', '.join(f'{step} {number}' for step in ('read', 'prepare', 'run', 'finish', 'write', 'in all'))
     assert re.search(rf'^milliseconds per image, the median of 3: {steps}$', capsys.readouterr().out, re.M)
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr('swin_dense.workbench.runtime.folder.find_spec', lambda name: None)
+    with ResultFolder(tmp_path / 'out').locked():
+        assert str(tmp_path / 'out') in caplog.text
+    assert 'pip install filelock' in caplog.text

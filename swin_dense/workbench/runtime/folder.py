@@ -6,6 +6,7 @@ The record tells the files of this command from those of its user, which are nev
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,8 @@ from swin_dense.images.listing import real_path
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import alone, remove, write_json, written_whole
 from swin_dense.workbench.runtime.outputs import Prediction
+
+_logger = logging.getLogger(__name__)
 
 ENDINGS = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
 # No result can have these names: they end in none of the endings.
@@ -50,6 +53,11 @@ class ResultFolder:
         """Create the folder, and keep other processes from writing to it; raise a ValueError if one does."""
         self.path.mkdir(parents=True, exist_ok=True)
         if find_spec('filelock') is None:  # a dependency of torch, without which exported models run
+            _logger.warning(
+                'WARNING: without filelock, the results of another `swin-dense predict` in %s would mix with these; '
+                'pip install filelock',
+                self.path,
+            )
             return nullcontext()
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
         return alone(self.path / LOCK, busy)
