@@ -159,7 +159,7 @@ def contact_sheet(shown: Path, target: Path) -> None:
 
 
 def draw_photograph_pyramid(target: Path) -> None:
-    photograph = Image.open(Path(skimage.data.__file__).with_name('astronaut.png'))
+    photograph = Path(skimage.data.__file__).with_name('astronaut.png')
     torch.manual_seed(0)
     pyramid = extract_pyramid(create_backbone('swin_t'), photograph)
     draw_pyramid(pyramid, photograph).savefig(target)
