@@ -113,7 +113,7 @@ def region_ids(
     windows contain tokens from both edges. Only tokens of the same region may attend to each other.
 
     Returns:
-        (N, T) integers from 0 to 3, of which all windows with the same largest one have the same.
+        (N, T) integers from 0 to 3.
     """
     is_moved_row = _rows_of_slots(height, window[0], shift[0], device) < shift[0]
     is_moved_column = _rows_of_slots(width, window[1], shift[1], device) < shift[1]

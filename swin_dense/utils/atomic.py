@@ -73,11 +73,6 @@ def write_tensors(destination: Path, tensors: Mapping[str, Any], metadata: dict[
             raise OSError(f'{destination} cannot be written: {error}') from error
 
 
-def remove(path: Path) -> None:
-    """Remove a file, if it exists."""
-    path.unlink(missing_ok=True)
-
-
 def reserve(path: Path, size: int) -> None:
     """Allocate the disk space of a file, so that a full disk raises an OSError here."""
     # Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.

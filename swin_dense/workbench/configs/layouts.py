@@ -12,7 +12,7 @@ import numpy as np
 from mmengine.config import Config
 
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import check_free, remove, write_text
+from swin_dense.utils.atomic import check_free, write_text
 from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
@@ -139,7 +139,7 @@ def split_data(
         yield {**places, **same, **files}
     except BaseException:
         for path in parts:
-            remove(path)
+            path.unlink(missing_ok=True)
         raise
 
 

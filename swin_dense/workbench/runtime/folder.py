@@ -18,7 +18,7 @@ import numpy as np
 
 from swin_dense.images.listing import real_path
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import alone, remove, write_json, written_whole
+from swin_dense.utils.atomic import alone, write_json, written_whole
 from swin_dense.workbench.runtime.outputs import Prediction
 
 _logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class ResultFolder:
         if entry is None or not entry.endings:
             return
         for ending in entry.endings:
-            remove(self.file(name, ending))
+            self.file(name, ending).unlink(missing_ok=True)
         self._record(name, _Entry(entry.image, []))
 
     def write(self, image: str, name: str, prediction: Prediction) -> None:
