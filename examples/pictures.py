@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.explore.colours import pca_rgb
-from swin_dense.ops.windows import region_ids, window_grid
+from swin_dense.ops.windows import Grid, region_ids, window_grid
 
 
 def places(size, window, shift):
@@ -91,7 +91,8 @@ def draw_windows(image, stride, window):
 
 def shift_masks(window):
     """Return which pairs of tokens attend to each other, (T, T), in the four kinds of shifted windows."""
-    ids = region_ids(2 * window, 2 * window, (window, window), (window // 2, window // 2)).reshape(2, 2, -1)
+    grid = Grid((2 * window, 2 * window), (window, window), (window // 2, window // 2))
+    ids = region_ids(grid).reshape(2, 2, -1)
     kinds = {'inside': ids[0, 0], 'right column': ids[0, 1], 'bottom row': ids[1, 0], 'bottom right': ids[1, 1]}
     return {name: regions[:, None] == regions for name, regions in kinds.items()}
 

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from swin_dense.ops import reference
+from swin_dense.ops.windows import Grid
 from tests.conftest import TINY, needs, photograph, randomize
 from tests.examples import load_example
 
@@ -33,7 +34,7 @@ def test_pca_against_a_singular_value_decomposition(pictures):
 def test_places_are_those_of_the_windows(pictures, shift):
     size, window = (11, 17), (7, 5)
     numbers = torch.arange(1, 1 + 11 * 17).view(1, *size, 1)
-    tokens_NT = reference.partition(numbers, window, shift)[0, :, :, 0]
+    tokens_NT = reference.partition(numbers, Grid(size, window, shift))[0, :, :, 0]
     assert torch.equal(tokens_NT[pictures.places(size, window, shift)], numbers[0, :, :, 0])
 
 

@@ -28,7 +28,7 @@ from swin_dense.models.layers import (
     PatchMerging,
     build_norm,
 )
-from swin_dense.ops import BACKENDS, context
+from swin_dense.ops import BACKENDS
 from swin_dense.ops.layout import resize_position, to_maps
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat, memory
@@ -302,15 +302,12 @@ class SwinBackbone(nn.Module):
 
     def embed(self, img: Tensor) -> Tensor:
         """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""
-        is_image = isinstance(img, Tensor) and img.ndim == 4 and img.is_floating_point()
-        if not is_image or img.shape[1] != self.in_channels or 0 in img.shape[2:]:
-            raise _image_error(img, self.in_channels)
-        if img.is_cpu and not context.is_exporting():
-            memory.keep_freed()
         try:
             x = self.patch_embed(img)
-        except RuntimeError:
-            _check_dtype(img, self.patch_embed)
+            if x.is_cpu:
+                memory.keep_freed()
+        except Exception:
+            _check_image(img, self.in_channels, self.patch_embed)
             raise
         if self.absolute_pos_embed is not None:
             position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
@@ -346,32 +343,29 @@ def initialise(module: nn.Module) -> None:
         module.reset_position()
 
 
-def _image_error(img: object, in_channels: int) -> Exception:
-    """Return the error for an image that a backbone with this number of channels cannot take."""
+def _check_image(img: object, in_channels: int, patch_embed: nn.Module) -> None:
+    """Raise an error that says why the patch embedding, which has failed, cannot take an image, if that is known."""
     if isinstance(img, torch.fx.Proxy):
-        return TypeError(
+        raise TypeError(
             'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
             'out_indices, register forward hooks on its stages, or use torch.export'
         )
     if not isinstance(img, Tensor):
-        return TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+        raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
     if img.ndim != 4:
-        return ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
+        raise ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
     if not img.is_floating_point():
-        return TypeError(
+        raise TypeError(
             f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
             'or call extract_pyramid, which normalises it'
         )
     if img.shape[1] != in_channels:
-        return ValueError(
+        raise ValueError(
             f'img must have {in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
             f'build the backbone with in_channels={img.shape[1]}, or pass (B, {in_channels}, H, W)'
         )
-    return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
-
-
-def _check_dtype(img: Tensor, patch_embed: nn.Module) -> None:
-    """Raise an error if the dtype of an image is that of no parameter of the patch embedding, which has failed."""
+    if 0 in img.shape[2:]:
+        raise ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
     dtypes = sorted({parameter.dtype for parameter in patch_embed.parameters()}, key=str)
     if dtypes and img.dtype not in dtypes:
         raise TypeError(

@@ -60,10 +60,9 @@ def window_attention(
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.window_attention(x, project, relative_bias, spec, attn_drop)
-    dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if x.is_cuda or backend == 'triton':
-        return _attention_on_gpu(x, project, relative_bias, spec, dropout, backend)
-    return gathered.window_attention(x, project, relative_bias, spec, dropout)
+        return _attention_on_gpu(x, project, relative_bias, spec, attn_drop, backend)
+    return gathered.window_attention(x, project, relative_bias, spec, attn_drop)
 
 
 def _attention_on_gpu(
@@ -71,18 +70,19 @@ def _attention_on_gpu(
     project: reference.Projection,
     relative_bias: Tensor | None,
     spec: WindowSpec,
-    dropout: float,
+    attn_drop: nn.Module,
     backend: str,
 ) -> Tensor:
     if backend == 'sdpa':
-        return gathered.window_attention(x, project, relative_bias, spec, dropout)
+        return gathered.window_attention(x, project, relative_bias, spec, attn_drop)
     # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
     from swin_dense.ops.triton import attention as triton
 
+    dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if backend == 'triton':
         return triton.window_attention(x, project, relative_bias, spec, dropout)
     from swin_dense.ops.triton import choice
 
     if choice.is_kernel(x, spec, dropout):
         return triton.attend(x, project, relative_bias, spec)
-    return gathered.window_attention(x, project, relative_bias, spec, dropout)
+    return gathered.window_attention(x, project, relative_bias, spec, attn_drop)

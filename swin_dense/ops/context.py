@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swin_dense.utils import compat
+
+
+# Whether a torch.func transform, such as grad or vmap, is active
+is_transformed = torch._C._are_functorch_transforms_active
 
 
 def is_exporting() -> bool:
@@ -24,34 +26,17 @@ def is_recording() -> bool:
     return compat.is_compiling() or torch.jit.is_tracing()
 
 
-def is_transformed() -> bool:
-    """Return whether a torch.func transform, such as grad or vmap, is active."""
-    return torch._C._are_functorch_transforms_active()
-
-
 def needs_reference(x: Tensor) -> bool:
     """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
-    is_in_func = torch._C._are_functorch_transforms_active()
     if is_recording():
         # torch.compile cannot trace the rest. For a GPU, it fuses these operations.
-        return is_exporting() or is_in_func or not x.is_cpu
-    if is_in_func or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
-        return True
-    # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
-    modes = set(map(type, _get_current_function_mode_stack())) - {DeviceContext}
-    return x.is_cpu and (bool(modes) or _get_current_dispatch_mode() is not None)
+        return is_exporting() or is_transformed() or not x.is_cpu
+    # FlopCounterMode, for one, does not count torch's fused attention on a CPU.
+    has_mode = x.is_cpu and _get_current_dispatch_mode() is not None
+    return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    )
-    return any(hooks)
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or bool(_has_any_global_hook())

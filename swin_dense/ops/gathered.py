@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_dense.ops import context, layout, reference
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import (
     REGION_PENALTY,
-    Pair,
+    Grid,
     WindowSpec,
     region_ids,
     split_edge,
@@ -49,8 +49,7 @@ class Plan(NamedTuple):
     """Where the tokens of a map are in its windows, which are ordered by their mask.
 
     Attributes:
-        size: (height, width) of the map in tokens.
-        window: (height, width) in tokens.
+        grid: the map and its windows.
         token_of_slot: (N * T,), as its raster index in the padded map.
         slot_of_token: (H * W,).
         groups: number of windows of each group with the same mask.
@@ -58,8 +57,7 @@ class Plan(NamedTuple):
         regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
     """
 
-    size: Pair
-    window: Pair
+    grid: Grid
     token_of_slot: Tensor
     slot_of_token: Tensor
     groups: list[int]
@@ -67,35 +65,22 @@ class Plan(NamedTuple):
     regions: Tensor
 
 
-def plan_windows(
-    height: int,
-    width: int,
-    window: Pair,
-    shift: Pair,
-    device: torch.device,
-) -> Plan:
-    """Return the plan for maps of height x width tokens."""
-    rows, columns = window_grid(height, width, window)
-
-    def by_mask(windows_NT: Tensor) -> list[Tensor]:
-        """Return the windows inside, at the right, at the bottom and in the corner, as far as their masks differ."""
-        grid = windows_NT.unflatten(0, (rows, columns))
-        bands = grid.split(split_edge(rows, shift[0]))
-        groups = [group for band in bands for group in band.split(split_edge(columns, shift[1]), 1)]
-        return [group.flatten(0, 1) for group in groups]
-
-    tokens = by_mask(tokens_of_slots(height, width, window, shift, device))
-    regions = by_mask(region_ids(height, width, window, shift, device))
-    token_of_slot = torch.cat(tokens).flatten()
-    slots = torch.arange(len(token_of_slot), device=device)
-    slot_of_token = torch.empty_like(slots)
-    slot_of_token[token_of_slot] = slots
-    slot_of_token = slot_of_token.view(-1, columns * window[1])[:height, :width].flatten()
-    regions_GT = torch.stack([group[0] for group in regions])
+def plan_windows(grid: Grid, device: torch.device) -> Plan:
+    """Return the plan for the maps of a grid."""
+    rows, columns = window_grid(*grid.size, grid.window)
+    windows = torch.arange(rows * columns, device=device).view(rows, columns)
+    # Windows inside, at the right, at the bottom and in the corner, as far as their masks differ.
+    bands = windows.split(split_edge(rows, grid.shift[0]))
+    groups = [group.flatten() for band in bands for group in band.split(split_edge(columns, grid.shift[1]), 1)]
+    order = torch.cat(groups)
+    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
+    slot_of_padded = token_of_slot.argsort().view(-1, columns * grid.window[1])
+    slot_of_token = slot_of_padded[: grid.size[0], : grid.size[1]].flatten()
+    regions_NT = region_ids(grid, device)
+    regions_GT = regions_NT[torch.stack([group[0] for group in groups])]
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
-    sizes = [len(group) for group in tokens]
-    size = (height, width)
-    return Plan(size, window, token_of_slot.int(), slot_of_token.int(), sizes, masks, torch.cat(regions))
+    sizes = [len(group) for group in groups]
+    return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT[order])
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -103,64 +88,68 @@ cached_plan = functools.lru_cache(MAX_PLANS)(torch.inference_mode(False)(plan_wi
 
 
 def window_attention(
-    x: Tensor,
+    x_BHWC: Tensor,
     project: reference.Projection,
-    relative_bias: Tensor | None,
+    bias_ATT: Tensor | None,
     spec: WindowSpec,
-    dropout: float,
+    attn_drop: nn.Module,
 ) -> Tensor:
-    """See :func:`swin_dense.ops.window_attention`; ``dropout`` is the rate of dropped attention weights."""
+    """See :func:`swin_dense.ops.window_attention`."""
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
     find_plan: Callable[..., Plan] = plan_windows if context.is_recording() else cached_plan
-    if x.is_cuda:
+    if x_BHWC.is_cuda:
         find_plan = gpu_plan
-    plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
-    qkv = project(_Move.apply(x, plan, True))
-    heads = qkv.unflatten(2, (3, spec.num_heads, -1))
+    _, height, width, _ = x_BHWC.shape
+    plan = find_plan(Grid((height, width), spec.window, spec.shift), x_BHWC.device)
+    qkv = project(_Move.apply(x_BHWC, plan, True))
+    qkv_BNT3AD = qkv.unflatten(2, (3, spec.num_heads, -1)).unflatten(1, (-1, math.prod(spec.window)))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
-    trains_bias = relative_bias is not None and relative_bias.requires_grad
+    trains_bias = bias_ATT is not None and bias_ATT.requires_grad
     is_slow = trains_bias or (IS_FASTER_BY_ONEDNN and qkv.dtype == torch.bfloat16)
-    attend = _attend_by_products if is_slow and x.is_cpu else _attend_by_groups
-    out = attend(heads, plan, relative_bias, spec, dropout)
-    return _Move.apply(out, plan, False)
+    attend = _attend_by_products if is_slow and x_BHWC.is_cpu else _attend_by_groups
+    out_BNTAD = attend(qkv_BNT3AD, plan, bias_ATT, spec, attn_drop)
+    return _Move.apply(out_BNTAD.flatten(3).flatten(1, 2), plan, False)
 
 
 def _attend_by_groups(
-    heads: Tensor,
+    qkv_BNT3AD: Tensor,
     plan: Plan,
-    relative_bias: Tensor | None,
+    bias_ATT: Tensor | None,
     spec: WindowSpec,
-    dropout: float,
+    attn_drop: nn.Module,
 ) -> Tensor:
-    """Attend within windows, (B, N * T, 3, A, D), those with the same mask at once: (B, N * T, C)."""
-    added = plan.masks
-    if relative_bias is not None:
-        added = added + relative_bias if any(spec.shift) else relative_bias[None]
-    added = added.to(heads.dtype)
-    if not added.is_cpu:
-        added = _with_aligned_rows(added)
-    windows = heads.unflatten(1, (-1, math.prod(plan.window)))
+    """Attend within the windows with the same mask at once: (B, N, T, A, D)."""
+    dropout: Any = attn_drop.p if attn_drop.training else 0.0
+    masks = plan.masks
+    if bias_ATT is not None:
+        masks = masks + bias_ATT if any(spec.shift) else bias_ATT[None]
+    masks = masks.to(qkv_BNT3AD.dtype)
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    if not masks.is_cpu:
+        attend = _attend_to_parts
+        masks = _with_aligned_rows(masks)
     outs = []
-    for group, mask in zip(windows.split(plan.groups, 1), added, strict=True):
-        out = _attend(group.flatten(0, 1), mask[None], spec.scale, dropout)
-        outs.append(out.transpose(1, 2).flatten(2).unflatten(0, group.shape[:2]))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
-    return out.flatten(1, 2)
+    for group, mask in zip(qkv_BNT3AD.split(plan.groups, 1), masks, strict=True):
+        q, k, v = group.flatten(0, 1).permute(2, 0, 3, 1, 4)
+        out = attend(q, k, v, mask[None], dropout, scale=spec.scale)
+        outs.append(out.transpose(1, 2).unflatten(0, group.shape[:2]))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def _attend(
-    windows: Tensor,
-    added: Tensor,
+def _attend_to_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    dropout_p: float,
     scale: float,
-    dropout: float,
 ) -> Tensor:
-    """Attend within windows, (n, T, 3, A, D), a limited number at a time: (n, A, T, D)."""
-    if len(windows) > MAX_WINDOWS:
-        parts = windows.split(MAX_WINDOWS)
-        return torch.cat([_attend(part, added, scale, dropout) for part in parts])
-    q, k, v = windows.permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+    """Attend within a limited number of windows at a time, (M, A, T, D)."""
+    if len(q) > MAX_WINDOWS:
+        parts = zip(q.split(MAX_WINDOWS), k.split(MAX_WINDOWS), v.split(MAX_WINDOWS), strict=True)
+        return torch.cat([_attend_to_parts(*part, mask, dropout_p, scale) for part in parts])
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_p, scale=scale)
 
 
 def _with_aligned_rows(masks: Tensor) -> Tensor:
@@ -170,21 +159,19 @@ def _with_aligned_rows(masks: Tensor) -> Tensor:
 
 
 def _attend_by_products(
-    heads: Tensor,
+    qkv_BNT3AD: Tensor,
     plan: Plan,
-    relative_bias: Tensor | None,
+    bias_ATT: Tensor | None,
     spec: WindowSpec,
-    dropout: float,
+    attn_drop: nn.Module,
 ) -> Tensor:
     """Do the same by two products of all windows at once, and a softmax between them."""
-    windows = heads.unflatten(1, (-1, math.prod(plan.window)))
-    q, k, v = windows.permute(3, 0, 1, 4, 2, 5)
-    regions = plan.regions if any(spec.shift) else None
+    regions_NT = plan.regions if any(spec.shift) else None
     if context.is_recording():
-        relative_bias = _stored_or_none(relative_bias)
-        regions = _stored_or_none(regions)
-    out_BNATD = reference.attend(q, k, v, relative_bias, regions, spec.scale, functools.partial(F.dropout, p=dropout))
-    return out_BNATD.transpose(2, 3).flatten(3).flatten(1, 2)
+        bias_ATT = _stored_or_none(bias_ATT)
+        regions_NT = _stored_or_none(regions_NT)
+    out_MATD = reference.attend(qkv_BNT3AD.flatten(0, 1), bias_ATT, regions_NT, spec.scale, attn_drop)
+    return out_MATD.transpose(1, 2).unflatten(0, qkv_BNT3AD.shape[:2])
 
 
 def _stored_or_none(x: Tensor | None) -> Tensor | None:
@@ -207,11 +194,11 @@ class _Move(torch.autograd.Function):
 
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
-        padded = layout.pad_to_multiple(x, plan.window)
+        padded = layout.pad_to_multiple(x, plan.grid.window)
         tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
         return tokens.index_select(1, plan.token_of_slot)
     tokens = x.index_select(1, plan.slot_of_token)
-    return tokens.reshape(-1, *plan.size, x.shape[2])
+    return tokens.reshape(-1, *plan.grid.size, x.shape[2])
 
 
 _gpu_plans: dict[tuple[Any, ...], Plan] = {}

@@ -39,22 +39,17 @@ def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
     Returns:
         (B, ceil(H / stride), ceil(W / stride), 4C), ordered by channel and then row by row, as ``nn.Unfold`` does.
     """
-    rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], (stride, stride))
-    channels = x_BHWC.shape[3]
     x_BHWC = pad_to_multiple(x_BHWC, (stride, stride))
     if stride != 2:
-        x_BHWC = _with_copies(x_BHWC, stride, (rows, columns))
-    # Two neighbours in a row of the map are 2C numbers in a row of memory.
-    pairs = x_BHWC.reshape(-1, 2, columns, 2 * channels).transpose(1, 2)
-    cells = pairs.clone(memory_format=torch.contiguous_format)  # not reshape: see to_maps
-    # Copying first by neighbour, and then by channel, is two to four times as fast as one copy.
-    by_neighbour = cells.reshape(-1, rows, columns, 4, channels)
-    return by_neighbour.transpose(3, 4).flatten(3)
+        x_BHWC = _with_copies(x_BHWC, stride)
+    rows = x_BHWC.unflatten(1, (-1, 2)).unbind(2)
+    parts = [part for row in rows for part in row.unflatten(2, (-1, 2)).unbind(3)]
+    return torch.stack(parts, -1).flatten(3)
 
 
-def _with_copies(x_BHWC: Tensor, stride: int, grid: Pair) -> Tensor:
-    """Return a map in which the 2x2 tokens of each place of the grid are neighbours of no other place."""
-    rows, columns = grid
+def _with_copies(x_BHWC: Tensor, stride: int) -> Tensor:
+    """Return a map in which the 2x2 tokens of each place, every ``stride`` tokens, are neighbours of no other place."""
+    rows, columns = window_grid(x_BHWC.shape[1], x_BHWC.shape[2], (stride, stride))
     if stride == 1:  # the last pair of rows begins in the last row of the map
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, 1, 0, 1))
     step = torch.arange(2, device=x_BHWC.device)

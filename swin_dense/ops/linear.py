@@ -50,10 +50,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN computes the same as ``F.linear`` in this context, and is worth its memory."""
-    if context.is_exporting():
-        return False
-    is_compiling = compat.is_compiling()
-    if not is_compiling and x.numel() * len(weight) < LEAST_WORK:  # each answer would compile a graph of its own
+    is_recording = context.is_recording()
+    if is_recording:
+        if context.is_exporting():
+            return False
+    elif x.numel() * len(weight) < LEAST_WORK:  # while compiling, each answer would give a graph of its own
         return False
     if nn.Linear.forward is not _TORCHS_FORWARD:
         return False
@@ -68,7 +69,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     bias_fits = bias is None or bias.is_contiguous()
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
-    if is_compiling:
+    if is_recording:
         return True  # torch.compile cannot trace the rest
     return torch._C._get_mkldnn_enabled() and not context.needs_reference(x)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import layout
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, region_ids, slots_of_tokens, tokens_of_slots
+from swin_dense.ops.windows import REGION_PENALTY, Grid, WindowSpec, region_ids, slots_of_tokens, tokens_of_slots
 
 # Maps tokens, (..., C), to their queries, keys and values, (..., 3C).
 Projection = Callable[[Tensor], Tensor]
@@ -27,27 +27,20 @@ def window_attention(
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
     _, height, width, _ = x_BHWC.shape
-    qkv_BNTC = project(partition(x_BHWC, spec.window, spec.shift))
+    grid = Grid((height, width), spec.window, spec.shift)
+    qkv_BNTC = project(partition(x_BHWC, grid))
     _, num_windows, num_tokens, channels = qkv_BNTC.shape
-    channels //= 3  # fewer than those of the map where heads were pruned
-    # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
-    shape_BNTAD = -1, num_windows, num_tokens, spec.num_heads, channels // spec.num_heads
-    q_BNATD, k_BNATD, v_BNATD = (part.reshape(shape_BNTAD).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))
-    regions_NT = region_ids(height, width, spec.window, spec.shift, x_BHWC.device) if any(spec.shift) else None
-
-    def drop(weights_BNATT: Tensor) -> Tensor:
-        weights = attn_drop(weights_BNATT.reshape(-1, spec.num_heads, num_tokens, num_tokens))
-        return weights.reshape(-1, num_windows, spec.num_heads, num_tokens, num_tokens)
-
-    out_BNATD = attend(q_BNATD, k_BNATD, v_BNATD, bias_ATT, regions_NT, spec.scale, drop)
-    out_BNTC = out_BNATD.transpose(2, 3).reshape(-1, num_windows, num_tokens, channels)
-    return merge(out_BNTC, (height, width), spec.window, spec.shift)
+    # Heads may have been pruned. The batch is -1 in every reshape: a file for one size then computes no shapes.
+    head_dim = channels // 3 // spec.num_heads
+    qkv_MT3AD = qkv_BNTC.reshape(-1, num_tokens, 3, spec.num_heads, head_dim)
+    regions_NT = region_ids(grid, x_BHWC.device) if any(spec.shift) else None
+    out_MATD = attend(qkv_MT3AD, bias_ATT, regions_NT, spec.scale, attn_drop)
+    out_BNTC = out_MATD.transpose(1, 2).reshape(-1, num_windows, num_tokens, channels // 3)
+    return merge(out_BNTC, grid)
 
 
 def attend(
-    q_BNATD: Tensor,
-    k_BNATD: Tensor,
-    v_BNATD: Tensor,
+    qkv_MT3AD: Tensor,
     bias_ATT: Tensor | None,
     regions_NT: Tensor | None,
     scale: float,
@@ -56,36 +49,37 @@ def attend(
     """Attend within windows: ``softmax(scale * q @ k.T + bias + mask) @ v``; the softmax is in float32 or higher.
 
     Args:
-        q_BNATD: queries.
-        k_BNATD: keys.
-        v_BNATD: values.
+        qkv_MT3AD: queries, keys and values, image by image.
         bias_ATT: position bias or None.
         regions_NT: only tokens of the same region attend to each other; None for one region.
         scale: factor on the query-key product.
-        drop: maps the attention weights, (B, N, A, T, T).
+        drop: maps the attention weights, (M, A, T, T).
 
     Returns:
-        (B, N, A, T, D).
+        (M, A, T, D).
     """
-    scores_BNATT = (q_BNATD * scale) @ k_BNATD.transpose(3, 4)
-    scores_BNATT = scores_BNATT.to(torch.promote_types(scores_BNATT.dtype, torch.float32))
+    q_MATD, k_MATD, v_MATD = qkv_MT3AD.permute(2, 0, 3, 1, 4).unbind()
+    scores_MATT = (q_MATD * scale) @ k_MATD.transpose(2, 3)
+    scores_MATT = scores_MATT.to(torch.promote_types(scores_MATT.dtype, torch.float32))
     if bias_ATT is not None:
-        scores_BNATT = scores_BNATT + bias_ATT.to(scores_BNATT.dtype)
+        scores_MATT = scores_MATT + bias_ATT
     if regions_NT is not None:
         is_apart_N1TT = regions_NT[:, None, :, None] != regions_NT[:, None, None, :]
-        scores_BNATT = scores_BNATT + REGION_PENALTY * is_apart_N1TT.to(scores_BNATT.dtype)
-    weights_BNATT = drop(scores_BNATT.softmax(-1).to(v_BNATD.dtype))
-    return weights_BNATT @ v_BNATD
+        scores_BNATT = scores_MATT.unflatten(0, (-1, regions_NT.shape[0]))
+        scores_BNATT = scores_BNATT + REGION_PENALTY * is_apart_N1TT
+        scores_MATT = scores_BNATT.flatten(0, 1)
+    weights_MATT = drop(scores_MATT.softmax(-1).to(v_MATD.dtype))
+    return weights_MATT @ v_MATD
 
 
-def partition(x_BHWC: Tensor, window: Pair, shift: Pair) -> Tensor:
+def partition(x_BHWC: Tensor, grid: Grid) -> Tensor:
     """Pad a map with zeros, roll it by minus the shift and cut it into windows, (B, N, T, C)."""
-    tokens_NT = tokens_of_slots(x_BHWC.shape[1], x_BHWC.shape[2], window, shift, x_BHWC.device)
-    padded = layout.pad_to_multiple(x_BHWC, window).flatten(1, 2)
+    tokens_NT = tokens_of_slots(grid, x_BHWC.device)
+    padded = layout.pad_to_multiple(x_BHWC, grid.window).flatten(1, 2)
     return padded.index_select(1, tokens_NT.flatten()).unflatten(1, tokens_NT.shape)
 
 
-def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Undo :func:`partition` for a map of the given (height, width), in tokens: (B, H, W, C)."""
-    slots_HW = slots_of_tokens(*size, window, shift, x_BNTC.device)
-    return x_BNTC.flatten(1, 2).index_select(1, slots_HW.flatten()).unflatten(1, size)
+def merge(x_BNTC: Tensor, grid: Grid) -> Tensor:
+    """Undo :func:`partition`: (B, H, W, C)."""
+    slots_HW = slots_of_tokens(grid, x_BNTC.device)
+    return x_BNTC.flatten(1, 2).index_select(1, slots_HW.flatten()).unflatten(1, grid.size)

@@ -7,9 +7,9 @@ the map. Rows and columns are independent, so every index table is an outer sum 
 All functions are pure. A graph recorded from them is valid for every size, because sizes are used only as operands of
 ``+``, ``*``, ``//`` and comparisons, on non-negative integers.
 
-Suffixes of tensors name their axes, in all of ``swin_dense.ops``: B batch, H and W the grid in tokens, C channels,
-N windows per image, T tokens per window, A heads, D channels per head, P offsets in a position bias table. Windows and
-shifts are (height, width) in tokens.
+Suffixes of tensors name their axes, in all of ``swin_dense.ops``: B batch, H and W the map in tokens, C channels,
+N windows per image, M windows of all images, T tokens per window, A heads, D channels per head, P offsets in a position
+bias table. Windows and shifts are (height, width) in tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ Pair = tuple[int, int]
 
 # Added to the scores of pairs from different regions, as in the official code.
 REGION_PENALTY = -100.0
+
+
+class Grid(NamedTuple):
+    """A map and the shifted windows that cover it.
+
+    Attributes:
+        size: (height, width) of the map in tokens.
+        window: (height, width) in tokens.
+        shift: (height, width) in tokens.
+    """
+
+    size: Pair
+    window: Pair
+    shift: Pair
 
 
 class WindowSpec(NamedTuple):
@@ -50,20 +64,18 @@ def window_grid(height: int, width: int, window: Pair) -> Pair:
     return rows, columns
 
 
-def tokens_of_slots(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
+def tokens_of_slots(grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return the token in each slot of the windows of a map, (N, T), as its raster index in the padded map."""
-    rows = _rows_of_slots(height, window[0], shift[0], device)
-    columns = _rows_of_slots(width, window[1], shift[1], device)
+    rows, columns = (_rows_of_slots(*axis, device) for axis in zip(*grid, strict=True))
     return _outer_sum(rows * columns.numel(), columns)
 
 
-def slots_of_tokens(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
+def slots_of_tokens(grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return the slot of each token of a map, (H, W): numbered window by window, and row by row in a window."""
-    _, num_columns = window_grid(height, width, window)
-    num_tokens = window[0] * window[1]
-    window_row, y = _slots_of_rows(height, window[0], shift[0], device)
-    window_column, x = _slots_of_rows(width, window[1], shift[1], device)
-    of_row = window_row * num_columns * num_tokens + y * window[1]
+    _, num_columns = window_grid(*grid.size, grid.window)
+    num_tokens = math.prod(grid.window)
+    (window_row, y), (window_column, x) = (_slots_of_rows(*axis, device) for axis in zip(*grid, strict=True))
+    of_row = window_row * num_columns * num_tokens + y * grid.window[1]
     of_column = window_column * num_tokens + x
     return of_row[:, None] + of_column
 
@@ -100,13 +112,7 @@ def split_edge(num_windows: int, shift: int) -> list[int]:
     return [num_windows - 1, 1]
 
 
-def region_ids(
-    height: int,
-    width: int,
-    window: Pair,
-    shift: Pair,
-    device: torch.device | None = None,
-) -> Tensor:
+def region_ids(grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return the region of each slot; slots of one window in the same region were neighbours before the roll.
 
     The roll moves the first ``shift`` rows and columns to the opposite edge, so the last row and the last column of
@@ -115,8 +121,9 @@ def region_ids(
     Returns:
         (N, T) integers from 0 to 3.
     """
-    is_moved_row = _rows_of_slots(height, window[0], shift[0], device) < shift[0]
-    is_moved_column = _rows_of_slots(width, window[1], shift[1], device) < shift[1]
+    rows, columns = (_rows_of_slots(*axis, device) for axis in zip(*grid, strict=True))
+    is_moved_row = rows < grid.shift[0]
+    is_moved_column = columns < grid.shift[1]
     return _outer_sum(2 * is_moved_row.long(), is_moved_column.long())
 
 

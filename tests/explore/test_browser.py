@@ -10,7 +10,7 @@ from PIL import Image
 
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
-from swin_dense.ops.windows import region_ids
+from swin_dense.ops.windows import Grid, region_ids
 from tests.conftest import TINY, photograph, tiny
 from tests.examples import load_example
 
@@ -123,7 +123,7 @@ def test_every_control(opened):
     page.locator('#roll').fill('40')
     assert look(page, '#photo') not in (windows, rolled)
 
-    ids = region_ids(19, 27, (7, 7), (3, 3)).reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
+    ids = region_ids(Grid((19, 27), (7, 7), (3, 3))).reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
     share = float((ids[:, None] == ids).float().mean())
     assert page.locator('#mask-note').inner_text().startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
     mask = look(page, '#mask')

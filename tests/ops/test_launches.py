@@ -72,9 +72,9 @@ def launches(backend, trains):
 
 # By backend: launches of inference, and of a forward and a backward pass of training.
 EXPECTED = {
-    'triton': (62, 80, 108),
-    'sdpa': (89, 107, 163),
-    'reference': (282, 300, 166),
+    'triton': (61, 79, 109),
+    'sdpa': (88, 106, 164),
+    'reference': (275, 293, 167),
 }
 
 

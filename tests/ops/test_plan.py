@@ -9,26 +9,28 @@ from hypothesis import strategies as st
 
 from swin_dense.ops import gathered
 from swin_dense.ops.gathered import MAX_PLANS, cached_plan, gpu_plan, plan_windows
+from swin_dense.ops.windows import Grid
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
-GEOMETRY = (14, 21, (7, 7), (3, 3), CPU)
+GRID = Grid((14, 21), (7, 7), (3, 3))
 
 
 @st.composite
-def geometries(draw):
+def grids(draw):
     """Draw maps with and without padding, from one window to 25."""
     window = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
     rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     padding = draw(st.integers(0, window[0] - 1)), draw(st.integers(0, window[1] - 1))
-    return rows * window[0] - padding[0], columns * window[1] - padding[1], window, shift
+    size = rows * window[0] - padding[0], columns * window[1] - padding[1]
+    return Grid(size, window, shift)
 
 
 @settings(max_examples=200)
-@given(geometries())
-def test_plans_equal_rolling_and_partitioning(geometry):
-    height, width, window, shift = geometry
+@given(grids())
+def test_plans_equal_rolling_and_partitioning(grid):
+    (height, width), window, shift = grid
     padded = height + -height % window[0], width + -width % window[1]
     raster = torch.arange(padded[0] * padded[1]).view(padded)
     tokens_NT = partition(raster[None, :, :, None], window, shift)[0, :, :, 0]
@@ -36,8 +38,8 @@ def test_plans_equal_rolling_and_partitioning(geometry):
     masks_NTT = REGION_PENALTY * (regions_NT[:, :, None] != regions_NT[:, None]).float()
     expected = {tuple(tokens.tolist()): mask for tokens, mask in zip(tokens_NT, masks_NTT, strict=True)}
 
-    plan = plan_windows(*geometry, CPU)
-    assert plan.size == (height, width)
+    plan = plan_windows(grid, CPU)
+    assert plan.grid == grid
     assert plan.token_of_slot.dtype == plan.slot_of_token.dtype == torch.int32
     assert torch.equal(plan.token_of_slot[plan.slot_of_token], raster[:height, :width].flatten().int())
     windows = plan.token_of_slot.view(-1, window[0] * window[1])
@@ -49,20 +51,20 @@ def test_plans_equal_rolling_and_partitioning(geometry):
 
 
 def test_plans_are_cached_within_limits():
-    plan = cached_plan(*GEOMETRY)
-    assert cached_plan(*GEOMETRY) is plan
+    plan = cached_plan(GRID, CPU)
+    assert cached_plan(GRID, CPU) is plan
     for rows in range(MAX_PLANS):
-        cached_plan(7 * rows + 7, 7, (7, 7), (3, 3), CPU)
+        cached_plan(Grid((7 * rows + 7, 7), (7, 7), (3, 3)), CPU)
     assert cached_plan.cache_info().currsize == MAX_PLANS
-    assert cached_plan(*GEOMETRY) is not plan
+    assert cached_plan(GRID, CPU) is not plan
 
 
 @pytest.mark.parametrize('context', [torch.inference_mode(), torch.device('meta')], ids=['inference', 'meta'])
 def test_a_plan_does_not_depend_on_where_it_was_made(context):
-    expected = cached_plan(*GEOMETRY)
+    expected = cached_plan(GRID, CPU)
     cached_plan.cache_clear()
     with context:
-        plan = cached_plan(*GEOMETRY)
+        plan = cached_plan(GRID, CPU)
     tables = (plan.token_of_slot, plan.slot_of_token, plan.masks)
     others = (expected.token_of_slot, expected.slot_of_token, expected.masks)
     for ours, wanted in zip(tables, others, strict=True):
@@ -95,14 +97,14 @@ def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
 
 def test_a_plan_that_a_cuda_graph_reads_is_never_freed(capture):
     """Plans of 64 other geometries fill the cache after the capture; the memory of the graph's plan must stay."""
-    plan, other = (gpu_plan(14, columns, (7, 7), (3, 3), CPU) for columns in (21, 28))
+    plan, other = (gpu_plan(Grid((14, columns), (7, 7), (3, 3)), CPU) for columns in (21, 28))
     capture(True)
-    assert gpu_plan(14, 21, (7, 7), (3, 3), CPU) is plan
+    assert gpu_plan(GRID, CPU) is plan
     memory, others_memory = weakref.ref(plan.token_of_slot), weakref.ref(other.token_of_slot)
     del plan, other
     capture(False)
     for rows in range(MAX_PLANS):
-        gpu_plan(rows + 1, 7, (7, 7), (3, 3), CPU)
+        gpu_plan(Grid((rows + 1, 7), (7, 7), (3, 3)), CPU)
         assert len(gathered._gpu_plans) <= MAX_PLANS
     assert memory() is not None
     assert others_memory() is None
@@ -111,6 +113,6 @@ def test_a_plan_that_a_cuda_graph_reads_is_never_freed(capture):
 def test_a_plan_made_during_a_capture_is_not_cached(capture):
     """Its tensors have no values before the graph is replayed."""
     capture(True)
-    first, second = (gpu_plan(*GEOMETRY) for _ in range(2))
+    first, second = (gpu_plan(GRID, CPU) for _ in range(2))
     assert first is not second
     assert not gathered._gpu_plans

@@ -8,36 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_dense.ops.reference import merge, partition
-from swin_dense.ops.windows import region_ids, relative_position_bias, window_grid
+from swin_dense.ops.windows import Grid, region_ids, relative_position_bias, window_grid
 from tests import textbook
 
 
 @st.composite
-def geometries(draw):
+def grids(draw):
     """Draw sizes, windows and shifts, including maps smaller than a window and non-square windows."""
     size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
     window = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
-    return size, window, shift
+    return Grid(size, window, shift)
 
 
-@given(geometries(), st.integers(0, 3))
-def test_merge_undoes_partition(geometry, batch):
-    size, window, shift = geometry
+@given(grids(), st.integers(0, 3))
+def test_merge_undoes_partition(grid, batch):
+    size, window, shift = grid
     x = torch.randn(batch, *size, 5)
-    windows = partition(x, window, shift)
+    windows = partition(x, grid)
     rows, columns = window_grid(*size, window)
     assert windows.shape == (batch, rows * columns, window[0] * window[1], 5)
-    assert torch.equal(merge(windows, size, window, shift), x)
+    assert torch.equal(merge(windows, grid), x)
     assert torch.equal(windows, textbook.partition(x, window, shift))
     assert torch.equal(textbook.merge(windows, size, window, shift), x)
 
 
-@given(geometries())
-def test_partition_follows_the_definition_for_every_token(geometry):
-    (height, width), window, shift = geometry
+@given(grids())
+def test_partition_follows_the_definition_for_every_token(grid):
+    (height, width), window, shift = grid
     x = torch.arange(1, height * width + 1).view(1, height, width, 1)
-    windows = partition(x, window, shift)[0, :, :, 0]
+    windows = partition(x, grid)[0, :, :, 0]
     rows, columns = window_grid(height, width, window)
     expected = torch.zeros_like(windows)
     for row, column, i, j in itertools.product(range(rows), range(columns), range(window[0]), range(window[1])):
@@ -48,10 +48,10 @@ def test_partition_follows_the_definition_for_every_token(geometry):
     assert torch.equal(windows, expected)
 
 
-@given(geometries())
-def test_region_ids_separate_tokens_that_the_roll_made_adjacent(geometry):
-    (height, width), window, shift = geometry
-    ids = region_ids(height, width, window, shift)
+@given(grids())
+def test_region_ids_separate_tokens_that_the_roll_made_adjacent(grid):
+    (height, width), window, shift = grid
+    ids = region_ids(grid)
     rows, columns = window_grid(height, width, window)
 
     wrapped_rows = torch.arange(rows * window[0]) + shift[0] >= rows * window[0]
