@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swin_dense.utils import compat
 
-
 # Whether a torch.func transform, such as grad or vmap, is active
 is_transformed = torch._C._are_functorch_transforms_active
 
