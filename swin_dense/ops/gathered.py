@@ -81,16 +81,16 @@ def plan_windows(
         """Return the windows inside, at the right, at the bottom and in the corner, as far as their masks differ."""
         grid = windows_NT.unflatten(0, (rows, columns))
         bands = grid.split(split_edge(rows, shift[0]))
-        groups = [group for band in bands for group in band.split(split_edge(columns, shift[1]), 1)]
-        return [group.flatten(0, 1) for group in groups]
+        return [group.flatten(0, 1) for band in bands for group in band.split(split_edge(columns, shift[1]), 1)]
 
     tokens = by_mask(tokens_of_slots(height, width, window, shift, device))
     regions = by_mask(region_ids(height, width, window, shift, device))
     token_of_slot = torch.cat(tokens).flatten()
-    slots = torch.arange(len(token_of_slot), device=device)
-    slot_of_token = torch.empty_like(slots)
-    slot_of_token[token_of_slot] = slots
-    slot_of_token = slot_of_token.view(-1, columns * window[1])[:height, :width].flatten()
+    slot_of_token = torch.empty_like(token_of_slot)
+    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
+    slot_of_token = slot_of_token.view(-1, columns * window[1])[:height, :width]
+    # A view for widths without padding, and a copy for others, would be two graphs of torch.compile.
+    slot_of_token = slot_of_token.clone(memory_format=torch.contiguous_format).flatten()
     regions_GT = torch.stack([group[0] for group in regions])
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
     sizes = [len(group) for group in tokens]
