@@ -61,7 +61,6 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     if layout.joined_bias:
         parameters = _join_biases(parameters)
     exported = {}
-    window = target.backbone.window_size
     for our_name, parameter in parameters.items():
         name = MMDET.read(our_name)
         if name is None:
@@ -69,6 +68,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
                 f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
+        window = target.backbone.windows[name.stage or 0]
         tensors = layout.encode(name, parameter, target.backbone.position_grid)
         for key, tensor in zip(layout.write(name), tensors, strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)

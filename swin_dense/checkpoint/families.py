@@ -16,7 +16,7 @@ from torch import Tensor
 from swin_dense.utils.names import unwrapped
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
-# In the metadata of our V2: the window with which each stage was trained, and that of the model, (height, width).
+# In the metadata of our V2: the window with which each stage was trained, and then its own of each, (height, width).
 WINDOWS = 'windows'
 
 

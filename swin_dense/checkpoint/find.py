@@ -75,6 +75,7 @@ class Found:
     # The windows of relative position tables and of V2's logit_scale, and the grid (H, W) of the absolute position
     # embedding, if the checkpoint has more than their number of rows.
     sizes: dict[str, Pair] = field(default_factory=dict)
+    windows: list[Pair] = field(default_factory=list)  # per stage, if our own V2 recorded them
     # By stage, the window with which V2's position networks were trained, if known.
     trained_windows: dict[int, Pair] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # why keys are skipped on purpose
@@ -135,14 +136,20 @@ def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]
 
 
 def windows_in(metadata: Any) -> Tensor | None:
-    """Return the windows (stages + 1, 2) that a Swin V2 recorded in the metadata of its state dict, or None."""
+    """Return the windows (2 * stages, 2) that a Swin V2 recorded in the metadata of its state dict, or None."""
     windows = metadata.get(WINDOWS) if isinstance(metadata, Mapping) else None
     if not isinstance(windows, (list, tuple)):
         return None
     sides = [side for window in windows if isinstance(window, (list, tuple)) and len(window) == 2 for side in window]
     are_sides = all(isinstance(side, int) and 1 < side < 1 << 16 for side in sides)
-    is_valid = are_sides and len(sides) == 2 * len(windows) > 2
+    is_valid = are_sides and len(sides) == 2 * len(windows) > 0 and len(windows) % 2 == 0
     return torch.tensor(sides).view(-1, 2) if is_valid else None
+
+
+def trained_and_own(windows: Tensor) -> tuple[list[Pair], list[Pair]]:
+    """Split recorded windows into those with which each stage was trained, and its own."""
+    trained, own = windows.chunk(2)
+    return list(map(tuple, trained.tolist())), list(map(tuple, own.tolist()))
 
 
 def _recorded_windows(inside: str, state_dict: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -175,7 +182,7 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
         if plain == f'{prefix}{WINDOWS}':
-            *trained, found.sizes[FIRST_SCALE] = map(tuple, cast('Tensor', values[key]).tolist())
+            trained, found.windows = trained_and_own(cast('Tensor', values[key]))
             found.trained_windows = dict(enumerate(trained))
             continue
         name = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None

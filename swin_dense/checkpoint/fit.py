@@ -94,8 +94,9 @@ class Target:
 
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
-        if is_table(name):
-            return self.backbone.window_size
+        stage = STAGE.match(name)
+        if is_table(name) and stage:
+            return self.backbone.windows[int(stage[1])]
         return self.backbone.position_grid if name == 'absolute_pos_embed' else None
 
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
@@ -192,18 +193,18 @@ def _check_network(found: Found, target: Target, options: LoadOptions) -> None:
 
 
 def _check_windows(found: Found, target: Target) -> None:
-    """Raise a CheckpointError if windows differ per stage, as far as buffers or lengths of tables determine them."""
+    """Raise a CheckpointError if windows differ per stage, and from the model's, as far as the checkpoint has them."""
     windows = {}
     for name in found.parameters:
         stage, window = STAGE.match(name), found.size_of(name)
         if is_table(name) and stage and window and int(stage[1]) < target.stages:
             windows[int(stage[1])] = window
-    if len(set(windows.values())) > 1:
+    if len(set(windows.values())) > 1 and any(own != target.backbone.windows[stage] for stage, own in windows.items()):
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
-            f'{found.described} ({found.family}): its windows differ per stage ({shown} tokens), but a model has one '
-            'window for all stages, so the tables of other stages would be resized, which changes their maps',
-            '. To resize them, build the model with one of these windows as window_size and use '
+            f'{found.described} ({found.family}): its windows differ per stage ({shown} tokens), and from those of the '
+            'model, so tables would be resized, which changes the maps',
+            '. Build the model with these windows, as a list window_size, or resize them with '
             'load_checkpoint(..., allow_partial=True)',
         )
 
@@ -212,7 +213,8 @@ def doubts_about_windows(target: Target) -> list[str]:
     """Return what may be wrong if a checkpoint does not record the windows that a V2 was trained with."""
     if 0 not in target.backbone.pretrained_window_size:
         return []
-    return [_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size))]
+    windows = dict.fromkeys(map(_by, target.backbone.windows))
+    return [_WINDOWS_UNKNOWN.format(window=', '.join(windows))]
 
 
 def check_trained_windows(described: str, trained_windows: Mapping[int, Pair], target: Target) -> None:

@@ -11,7 +11,7 @@ from swin_dense.checkpoint.find import FIRST_SCALE, Found
 from swin_dense.checkpoint.fit import pretrained_sides
 from swin_dense.checkpoint.report import CheckpointError
 
-_FIRST_TABLE = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+_TABLE = 'relative_position_bias_table'
 _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
@@ -51,8 +51,12 @@ def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
         }
     if set(found.outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
         inferred['out_indices'] = found.outputs
-    window = found.size_of(_FIRST_TABLE) or found.size_of(FIRST_SCALE)
-    if window is not None:
+    tables = [found.size_of(f'stages.{stage}.blocks.0.attn.w_msa.{_TABLE}') for stage in range(stages)]
+    # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
+    windows = found.windows[:stages] or tables
+    if len(windows) == stages and None not in windows:
+        inferred['window_size'] = windows[0] if len(set(windows)) == 1 else windows
+    elif window := windows[0] or found.size_of(FIRST_SCALE):
         inferred['window_size'] = window
     if found.trained_windows:
         trained = [found.trained_windows.get(stage) for stage in range(stages)]

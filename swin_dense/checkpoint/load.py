@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swin_dense.archs.weights import place_of
 from swin_dense.checkpoint.families import WINDOWS
-from swin_dense.checkpoint.find import Found, find, flatten, windows_in
+from swin_dense.checkpoint.find import Found, find, flatten, trained_and_own, windows_in
 from swin_dense.checkpoint.fit import (
     LoadOptions,
     Target,
@@ -245,7 +245,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
 def _check_windows(described: str, windows: Tensor | None, target: Target) -> None:
     """Raise a CheckpointError if our own V2 was trained with other windows, or warn if it does not say with which."""
     if windows is not None:
-        *trained, _ = map(tuple, windows.tolist())
+        trained, _ = trained_and_own(windows)
         check_trained_windows(described, dict(enumerate(trained)), target)
     elif not target.backbone.clamp_window:  # a classifier, whose hook was asked before that of its backbone
         for doubt in doubts_about_windows(target):

@@ -26,8 +26,10 @@ class Tiling(NamedTuple):
 def tile_alignment(backbone: SwinBackbone) -> Pair:
     """Return the (vertical, horizontal) period in pixels at which the windows of all stages are aligned."""
     strides = _stage_strides(backbone)
-    vertical, horizontal = (math.lcm(*(stride * side for stride in strides)) for side in backbone.window_size)
-    return vertical, horizontal
+    stages = zip(strides, backbone.windows, strict=False)  # those above the last output are not built
+    periods = [(stride * height, stride * width) for stride, (height, width) in stages]
+    vertical, horizontal = zip(*periods, strict=True)
+    return math.lcm(*vertical), math.lcm(*horizontal)
 
 
 def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Pair:
@@ -73,12 +75,12 @@ def _reach(backbone: SwinBackbone, levels: Sequence[int], axis: int) -> int:
     """
     stages: Any = backbone.stages  # of SwinStage; a ModuleList has no type of its entries
     reach = 0
-    window = backbone.window_size[axis]
     for is_end in (False, True):
         cells = 0
-        for stage, stride in zip(stages, _stage_strides(backbone), strict=True):
+        for stage, stride, sides in zip(stages, _stage_strides(backbone), backbone.windows, strict=False):
             if stride > max(levels):
                 break
+            window = sides[axis]
             for block in stage.blocks:
                 shift = block.attn.shift[axis]
                 inside = window - shift if shift and is_end else shift

@@ -166,14 +166,13 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
 
     Args:
         arch: see :class:`SwinBackbone`.
-        window_size: see :class:`SwinV2Backbone`. It may also be mmpretrain's list of one window per stage, which must
-            be the result of clamping the largest window to the maps of an image of ``img_size``, by default 256 there,
-            because ``clamp_window`` computes it again.
+        window_size: see :class:`SwinV2Backbone`. A list of one window per stage marks a config of mmpretrain, as
+            ``img_size`` does, by default 256 there.
         pretrained_window_sizes: mmpretrain's name for ``pretrained_window_size``.
         **options: options of :class:`SwinDense` and :class:`SwinV2Backbone`.
 
     Raises:
-        ValueError: a list of windows differs from the clamped ones, or see :class:`SwinDense`.
+        ValueError: see :class:`SwinDense`.
 
     Examples:
         >>> backbone = SwinDenseV2(window_size=16, pretrained_window_size=8, out_indices=(2, 3))
@@ -195,24 +194,7 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
             options['pretrained_window_size'] = pretrained_window_sizes
         if isinstance(window_size, Sequence) and len(window_size) > 2:
             options = {'img_size': 256, **options}  # mmpretrain's default
-            window_size = _before_clamping(window_size, options)
         super().__init__(arch, window_size=window_size, **options)
-
-
-def _before_clamping(windows: Sequence[int], options: Mapping[str, Any]) -> int:
-    """Return the window size from which clamping to the maps of an image gives ``windows``, one per stage."""
-    windows = checks.integers('window_size', windows)
-    img_size, largest = options['img_size'], max(windows)
-    side = min(checks.pair('img_size', img_size)) // options.get('patch_size', 4)
-    sides = [largest if options.get('pad_small_map') else side // 2**stage for stage in range(len(windows))]
-    clamped = tuple(min(largest, side) for side in sides)
-    if windows != clamped:
-        raise ValueError(
-            f'window_size={list(windows)}: a window of {largest} shrinks to {list(clamped)} at img_size={img_size} '
-            f'with pad_small_map={options.get("pad_small_map", False)}, and other windows per stage are not supported; '
-            'give one window_size'
-        )
-    return largest
 
 
 def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:

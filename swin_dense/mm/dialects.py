@@ -57,10 +57,6 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
         notes.append(f'num_classes={new.pop("num_classes")!r} is left out: a backbone has no classifier')
     if is_classifier:
         _of_classifier(new, notes, network)
-    windows = new.get('window_size')
-    if isinstance(windows, Sequence) and len(windows) > 2 and len(set(windows)) == 1:
-        new['window_size'] = windows[0]
-        notes.append(f'window_size={windows!r} becomes {windows[0]}')
     if _is_name_of_classifier(options.get('arch')):
         ours = arch_letter(options['arch'])
         notes.append(f"arch={options['arch']!r} is mmpretrain's name, so its defaults apply; with {ours!r}, mmdet's do")
@@ -98,10 +94,10 @@ def _is_name_of_classifier(arch: Any) -> bool:
 
 def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:
     """Translate the options of a classifier in place: its outputs, windows and architecture."""
-    window = _window_of(new.get('stage_cfgs'))
-    if window is not None:
-        notes.append(f'stage_cfgs={new.pop("stage_cfgs")!r} becomes window_size={window}')
-        new['window_size'] = window
+    windows = _windows_of(new.get('stage_cfgs'))
+    if windows is not None:
+        notes.append(f'stage_cfgs={new.pop("stage_cfgs")!r} becomes window_size={windows}')
+        new['window_size'] = windows
     arch = new.get('arch')
     if isinstance(arch, Mapping) and arch.get('extra_norm_every_n_blocks') == 0:
         new['arch'] = {key: value for key, value in arch.items() if key != 'extra_norm_every_n_blocks'}
@@ -127,8 +123,8 @@ def _of_mmpretrain(new: dict[str, Any], notes: list[str], network: str) -> None:
         notes.append('norm_cfg applies to all norms, in mmpretrain only to those of the outputs')
 
 
-def _window_of(stage_cfgs: Any) -> int | None:
-    """Return the window if ``stage_cfgs`` gives one for all blocks and nothing else, otherwise None."""
+def _windows_of(stage_cfgs: Any) -> int | list[Any] | None:
+    """Return the window, or a list of one per stage, if ``stage_cfgs`` gives nothing else, otherwise None."""
     stages = stage_cfgs if isinstance(stage_cfgs, Sequence) else [stage_cfgs]
     windows = []
     for stage in stages:
@@ -139,13 +135,15 @@ def _window_of(stage_cfgs: Any) -> int | None:
         windows.append(settings.pop('window_size', None))
         if settings:
             return None
-    return windows[0] if len(set(windows)) == 1 else None
+    if None in windows:
+        return None
+    return windows[0] if len(set(windows)) == 1 else [(side, side) for side in windows]
 
 
 def why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
     """Return what follows the name of an unknown option in its error; see ``reject_unknown`` in ``models.options``."""
     if name == 'stage_cfgs':
-        return f': {value!r} is not supported; only one window for all blocks is, window_size'
+        return f': {value!r} is not supported; only one window for all blocks of a stage is, window_size'
     if name in IMPLIED_OPTIONS:
         values = ' or '.join(map(repr, IMPLIED_OPTIONS[name]))
         return f': {value!r} is not supported; configs of SwinDense may have {values}, which changes nothing'

@@ -124,6 +124,20 @@ def position_grid(pretrain_img_size: int | Sequence[int], patch_size: int) -> Pa
     return height // patch_size, width // patch_size
 
 
+def window_per_stage(window_size: Any, stages: int) -> tuple[Pair, ...]:
+    """Return the (height, width) of the windows of each stage, given one window for all stages or one for each."""
+    is_list = isinstance(window_size, Sequence) and not isinstance(window_size, (str, bytes))
+    given = list(window_size) if is_list else [window_size]
+    if len(given) <= 2 and not any(isinstance(one, (list, tuple)) for one in given):
+        return (checks.pair('window_size', window_size),) * stages
+    if len(given) != stages:
+        raise checks.OptionError(
+            f'{checks.argument("window_size")} must be one integer, a (height, width) pair, or a list with one of them '
+            f'for each of the {stages} stages, got {len(given)}: {window_size!r}'
+        )
+    return tuple(checks.pair(f'window_size[{stage}]', one) for stage, one in enumerate(given))
+
+
 def shift(use_shift: bool, window: Pair) -> Pair:
     """Return the (height, width) in tokens by which every second block shifts its windows."""
     if not checks.boolean('use_shift', use_shift):

@@ -63,7 +63,8 @@ class SwinBackbone(nn.Module):
         pretrain_img_size: image size in pixels that the absolute position embedding was trained for.
         in_channels: channels of the image.
         patch_size: side of a patch in pixels.
-        window_size: side, or (height, width), of a window in tokens.
+        window_size: side, or (height, width), of a window in tokens, or a list with one of them per stage. Two integers
+            are always a (height, width).
         mlp_ratio: ratio of the hidden channels of the MLPs to their input channels.
         strides: the patch size, followed by the stride of each patch merging; None means 2 for each merging.
         out_indices: indices of the stages whose maps are returned; None returns all. Later stages are not built.
@@ -93,6 +94,7 @@ class SwinBackbone(nn.Module):
     Attributes:
         out_channels: channels of each returned map.
         out_strides: stride in pixels of each returned map.
+        windows: (height, width) in tokens of the windows of every stage.
         num_features: channels of every stage, including those that are not returned.
         position_grid: (height, width) in tokens of the absolute position embedding.
         input_preset: the normalisation that loaded weights are known to expect, a name for
@@ -159,7 +161,7 @@ class SwinBackbone(nn.Module):
         stages = len(self.arch.depths)
         patch_size = checks.integer('patch_size', patch_size)
         self.in_channels = checks.integer('in_channels', in_channels)
-        self._window_size = checks.pair('window_size', window_size)
+        self.windows = options.window_per_stage(window_size, stages)
         self.clamp_window = checks.boolean('clamp_window', clamp_window)
         self.strides = options.strides_of_stages(strides, patch_size, stages)
         self.out_indices = options.output_stages(out_indices, stages)
@@ -174,9 +176,8 @@ class SwinBackbone(nn.Module):
         with_cp = options.checkpointing_per_stage(with_cp, stages)
         stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
         self.position_grid = options.position_grid(pretrain_img_size, patch_size)
-        shift = options.shift(use_shift, self.window_size)
+        shifts = [options.shift(use_shift, window) for window in self.windows]
         attention = {
-            'window_size': self.window_size,
             'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
             'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
             'proj_drop_rate': drop_rate,
@@ -198,8 +199,9 @@ class SwinBackbone(nn.Module):
             channels = self.arch.channels[stage]
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
-                w_msa = self._make_attention(channels, self.arch.num_heads[stage], **attention)
-                attn = ShiftedWindowAttention(w_msa, shift if block % 2 else (0, 0), self.clamp_window)
+                heads, window = self.arch.num_heads[stage], self.windows[stage]
+                w_msa = self._make_attention(channels, heads, window_size=window, **attention)
+                attn = ShiftedWindowAttention(w_msa, shifts[stage] if block % 2 else (0, 0), self.clamp_window)
                 ffn = FFN(channels, hidden_channels[stage], act_cfg, drop_rate)
                 blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
@@ -228,9 +230,9 @@ class SwinBackbone(nn.Module):
         return WindowAttention(channels, num_heads, qk_scale=self.qk_scale, use_rel_pos_bias=position, **settings)
 
     @property
-    def window_size(self) -> Pair:
-        """(height, width) of the windows in tokens; fixed, because the position bias tables have this size."""
-        return self._window_size
+    def window_size(self) -> Pair | tuple[Pair, ...]:
+        """(height, width) of the windows in tokens, or one per stage where they differ; fixed, as the bias tables."""
+        return self.windows[0] if len(set(self.windows)) == 1 else self.windows
 
     def reset_parameters(self) -> None:
         """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
@@ -280,8 +282,7 @@ class SwinBackbone(nn.Module):
         Returns:
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
-        outs = self.forward_stages(img)
-        return self.output_maps(outs)
+        return self.output_maps(self.forward_stages(img))
 
     def forward_stages(self, img: Tensor) -> list[Tensor]:
         """Return the map of every stage, (B, H_i, W_i, C_i), before the output norms."""

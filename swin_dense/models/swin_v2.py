@@ -133,7 +133,7 @@ class SwinV2Backbone(SwinBackbone):
 
     Args:
         arch: as for :class:`SwinBackbone`; names may have the prefix 'swinv2_', as in 'swinv2_t'.
-        window_size: side, or (height, width), of a window in tokens.
+        window_size: as for :class:`SwinBackbone`.
         pretrained_window_size: side of the windows that the weights were trained with, one or one per stage; 0 means
             ``window_size``. The windows of a classifier shrink with its maps: checkpoints with window 16 at 256 x 256
             pixels have (16, 16, 16, 8).
@@ -185,14 +185,15 @@ class SwinV2Backbone(SwinBackbone):
     @property
     def trained_windows(self) -> list[Pair]:
         """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
-        return [(side, side) if side else self.window_size for side in self.pretrained_window_size]
+        stages = zip(self.pretrained_window_size, self.windows, strict=True)
+        return [(side, side) if side else window for side, window in stages]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         # In the metadata that PyTorch keeps beside the tensors: a buffer would be a key that other classes do not have.
         metadata = getattr(destination, '_metadata', {}).get(prefix[:-1])
         if metadata is not None:
-            metadata['windows'] = [*self.trained_windows, self.window_size]
+            metadata['windows'] = [*self.trained_windows, *self.windows]
 
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         return CosineWindowAttention(channels, num_heads, **settings)

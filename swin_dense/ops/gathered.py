@@ -75,7 +75,9 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     order = torch.cat(groups)
     token_of_slot = tokens_of_slots(grid, device)[order].flatten()
     slot_of_padded = token_of_slot.argsort().view(-1, columns * grid.window[1])
-    slot_of_token = slot_of_padded[: grid.size[0], : grid.size[1]].flatten()
+    slot_of_token = slot_of_padded[: grid.size[0], : grid.size[1]]
+    # A view for widths without padding, and a copy for others, would be two graphs of torch.compile.
+    slot_of_token = slot_of_token.clone(memory_format=torch.contiguous_format).flatten()
     regions_NT = region_ids(grid, device)
     regions_GT = regions_NT[torch.stack([group[0] for group in groups])]
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])

@@ -31,8 +31,7 @@ def window_attention(
     qkv_BNTC = project(partition(x_BHWC, grid))
     _, num_windows, num_tokens, channels = qkv_BNTC.shape
     # Heads may have been pruned. The batch is -1 in every reshape: a file for one size then computes no shapes.
-    head_dim = channels // 3 // spec.num_heads
-    qkv_MT3AD = qkv_BNTC.reshape(-1, num_tokens, 3, spec.num_heads, head_dim)
+    qkv_MT3AD = qkv_BNTC.reshape(-1, num_tokens, 3, spec.num_heads, channels // 3 // spec.num_heads)
     regions_NT = region_ids(grid, x_BHWC.device) if any(spec.shift) else None
     out_MATD = attend(qkv_MT3AD, bias_ATT, regions_NT, spec.scale, attn_drop)
     out_BNTC = out_MATD.transpose(1, 2).reshape(-1, num_windows, num_tokens, channels // 3)

@@ -59,9 +59,7 @@ class WindowSpec(NamedTuple):
 def window_grid(height: int, width: int, window: Pair) -> Pair:
     """Return the number of windows that cover a map: (rows, columns)."""
     # Not -(-height // window[0]): runtimes of exported graphs differ in the division of negative numbers.
-    rows = (height + window[0] - 1) // window[0]
-    columns = (width + window[1] - 1) // window[1]
-    return rows, columns
+    return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
 
 
 def tokens_of_slots(grid: Grid, device: torch.device | None = None) -> Tensor:

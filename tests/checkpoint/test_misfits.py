@@ -35,11 +35,17 @@ def test_windows_that_differ_per_stage_are_an_error():
     for window in (7, 14):
         raises_and_keeps(build(2, window_size=window), timm_s3(), message)
     with pytest.raises(CheckpointError, match=message):
-        create_backbone(checkpoint=timm_s3())
+        create_backbone(checkpoint=timm_s3(), window_size=[7, 7, 7, 14])
     with pytest.raises(CheckpointError, match=message):
         build(2, window_size=7).load_state_dict(timm_s3())
     report = load(build(2, window_size=7), timm_s3(), allow_partial=True)
     assert set(report.resized.values()) == {'window 14x14 to 7x7, bicubic'}
+    windows = [7, 7, 14, 7]
+    made = create_backbone(checkpoint=timm_s3())
+    assert made.windows == tuple((side, side) for side in windows)
+    for model in (made, build(2, window_size=windows)):
+        assert not load(model, timm_s3()).resized
+    assert len(load(build(2, window_size=windows), build(1, window_size=7).state_dict()).resized) == 1
     load(build(2, window_size=7, out_indices=(0, 1)), timm_s3())  # does not have the stage of another window
 
 

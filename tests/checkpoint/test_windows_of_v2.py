@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from swin_dense import CheckpointError, SwinClassifier, SwinV2Backbone, create_backbone, load_checkpoint
+from swin_dense import (
+    CheckpointError,
+    SwinClassifier,
+    SwinV2Backbone,
+    create_backbone,
+    export_state_dict,
+    load_checkpoint,
+)
 from swin_dense.checkpoint.export import write_file
 from tests.checkpoint.helpers import ARCH
 from tests.conftest import equal_weights, needs, randomize
@@ -69,10 +76,23 @@ def test_windows_in_a_whole_model(tmp_path):
 
 def test_wrong_records_are_ignored():
     model = v2()
-    for wrong in (None, 3, [3], [(3,)], [(3, 'x')], [(3, 1 << 20)], []):
+    for wrong in (None, 3, [3], [(3,)], [(3, 'x')], [(3, 1 << 20)], [(3, 3)] * 5, []):
         state = model.state_dict()
         state._metadata['']['windows'] = wrong
         v2(5).load_state_dict(state)
+
+
+def test_a_window_per_stage(tmp_path):
+    model = randomize(v2([2, 3, (3, 5), 2], pretrained_window_size=(4, 0, 0, 2), out_indices=(0, 1, 2)), 1)
+    path = write_file(tmp_path / 'a.pth', model.state_dict())
+    made = create_backbone(checkpoint=path)
+    assert (made.windows, made.trained_windows[:3]) == (model.windows[:3], model.trained_windows[:3])
+    image = torch.rand(1, 3, 40, 50)
+    for found, expected in zip(made(image), model.eval()(image), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    exported = export_state_dict(model, 'official')
+    tables = [exported[f'layers.{stage}.blocks.0.attn.relative_coords_table'] for stage in range(3)]
+    assert [tuple(table.shape[1:3]) for table in tables] == [(3, 3), (5, 5), (5, 9)]
 
 
 def test_oblong_windows(tmp_path):

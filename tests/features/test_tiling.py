@@ -53,6 +53,17 @@ def test_tiles_are_exact_with_the_default_overlap(small, height, width, tile, le
         assert_near(tiled[stride], level, 1e-12)
 
 
+def test_a_window_per_stage():
+    backbone = randomize(SwinBackbone(**{**SMALL, 'window_size': [(2, 3), (3, 4)]})).double().eval()
+    assert tile_alignment(backbone) == (24, 96)
+    assert exact_overlap(backbone, (4, 8)) == (48, 96)
+    image = noise(130, 300)
+    whole = extract_pyramid(backbone, image)
+    tiled = extract_pyramid(backbone, image, tile=(24, 96))
+    for stride, level in whole.items():
+        assert_near(tiled[stride], level, 1e-12)
+
+
 def test_four_stages_with_window_seven():
     backbone = tiny().double()
     assert exact_overlap(backbone, backbone.out_strides) == (448, 448)

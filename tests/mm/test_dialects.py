@@ -103,10 +103,10 @@ CONFIGS = {
         {**TINY, 'window_size': 12, 'out_indices': (2, 3), 'frozen_stages': 1},
         'frozen_stages=2 becomes 1: the authors and BEVDet count the patch embedding',
     ),
-    'a window per stage': (
-        {**TINY, 'window_size': [16, 16, 16, 16]},
-        {**TINY, 'window_size': 16},
-        'window_size=[16, 16, 16, 16] becomes 16',
+    'another window in a stage': (
+        {**MMPRETRAIN, 'stage_cfgs': [{'window_size': 12}, *[{'block_cfgs': {'window_size': 6}}] * 3]},
+        {**TINY, **LAST, 'pretrain_img_size': 384, 'window_size': [12, 6, 6, 6]},
+        'becomes window_size=[(12, 12), (6, 6), (6, 6), (6, 6)]',
     ),
     'name of mmpretrain': (
         {'arch': 'tiny', 'frozen_stages': 0, 'drop_path_rate': 0.2},
@@ -160,9 +160,8 @@ def test_a_swin_v2_of_mmpretrain():
         assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
         extra = {**TINY, 'extra_norm_every_n_blocks': 0}
         without_size = SwinDenseV2(arch=extra, window_size=[16, 16, 16, 8])
-        assert (without_size.window_size, without_size.clamp_window, without_size.out_indices) == ((16, 16), True, (3,))
-        with pytest.raises(ValueError, match='pad_small_map=True, and other windows'):
-            SwinDenseV2(**{**options, 'window_size': [24, 24, 24, 12]}, img_size=384)
+        assert without_size.window_size == ((16, 16), (16, 16), (16, 16), (8, 8))
+        assert (without_size.clamp_window, without_size.out_indices) == (True, (3,))
 
 
 @torch.no_grad()

@@ -63,14 +63,15 @@ def test_swin_v2(registry):
     backbone.init_weights()
 
 
-def test_windows_per_stage_of_mmpretrain_equal_clamping():
+def test_windows_per_stage_of_mmpretrain():
     with torch.device('meta'):
         backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
-        assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
+        assert backbone.window_size == ((16, 16), (16, 16), (16, 16), (8, 8))
+        assert backbone.pretrained_window_size == (12, 12, 12, 6)
         assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
         assert SwinDenseV2(img_size=256, window_size=(8, 16)).window_size == (8, 16)  # (height, width) in all stages
-        with pytest.raises(ValueError, match=r'shrinks to .* at img_size=256'):
-            SwinDenseV2(img_size=256, window_size=[16, 16, 8, 8])
+        with pytest.raises(ValueError, match=r'one of them for each of the 4 stages, got 3: \[16, 16, 8\]'):
+            SwinDenseV2(img_size=256, window_size=[16, 16, 8])
         assert SwinDenseV2(window_size=[16, 16, 16, 8]).clamp_window  # at 256, mmpretrain's default
         with pytest.raises(ValueError, match='give one'):
             SwinDenseV2(pretrained_window_sizes=[8, 8, 8, 8], pretrained_window_size=8)

@@ -123,3 +123,15 @@ def test_torchs_own_export_with_dynamic_sizes():
     for size in ((1, 3, 5, 7), (3, 3, 64, 96), (2, 3, 16, 300)):
         img = torch.randn(size)
         torch.testing.assert_close(program.module(check_guards=False)(img), model(img), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_whole_graphs
+def test_one_graph_serves_maps_with_and_without_padding():
+    backbone = SwinBackbone({'embed_dims': 8, 'depths': (2,), 'num_heads': (1,)}, window_size=3).eval()
+    counter = CompileCounterWithBackend('eager')
+    compiled = torch.compile(backbone, backend=counter, dynamic=True)
+    with torch.no_grad():
+        for size in ((28, 32), (36, 36), (28, 36), (36, 28)):  # windows of 12 pixels
+            compiled(torch.rand(1, 3, *size))
+    assert counter.frame_count == 1

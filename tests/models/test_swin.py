@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, create_backbone
+from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone
 from swin_dense.models.swin import SwinBlock
 from tests.conftest import TINY, randomize
 
@@ -161,6 +161,22 @@ def test_any_number_of_stages():
     assert [tuple(out.shape) for out in outs] == [(1, 16, 13, 18), (1, 32, 5, 6)]
 
 
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_a_window_per_stage(kind):
+    """Each stage is that of a model with its window in all stages."""
+    windows = [2, (3, 5), 4, 2]
+    model = randomize(kind(**TINY, window_size=windows, clamp_window=True)).eval()
+    assert model.window_size == model.windows == ((2, 2), (3, 5), (4, 4), (2, 2))
+    x = model.embed(torch.rand(1, 3, 96, 150))
+    for stage, window in zip(model.stages, windows, strict=True):
+        of_one_window = kind(**TINY, window_size=window, clamp_window=True).eval()
+        other = of_one_window.stages[list(model.stages).index(stage)]
+        other.load_state_dict(stage.state_dict())
+        out, x_after = stage(x)
+        torch.testing.assert_close(out, other(x)[0], rtol=0, atol=0)
+        x = x_after
+
+
 def test_with_cp_per_stage_recomputes_only_those_blocks():
     calls = []
     backbone = tiny(with_cp=(True, False, False, True))
@@ -275,7 +291,9 @@ def test_create_backbone_returns_a_backbone_in_evaluation_mode():
         ({'window_size': b'77'}, TypeError, ['window_size', 'integer', "b'77'"]),
         ({'window_size': -7}, ValueError, ['window_size', '-7', 'at least 1']),
         ({'window_size': 7.0}, TypeError, ['window_size', '7.0']),
-        ({'window_size': (7, 7, 7)}, ValueError, ['window_size', '(7, 7, 7)']),
+        ({'window_size': (7, 7, 7)}, ValueError, ['a (height, width) pair', 'each of the 4 stages, got 3: (7, 7, 7)']),
+        ({'window_size': [(7, 7)] * 2}, ValueError, ['each of the 4 stages, got 2: [(7, 7), (7, 7)]']),
+        ({'window_size': [7, 7, (7, 0), 7]}, ValueError, ['window_size[2]', 'at least 1, got 0']),
         ({'pretrain_img_size': (112, 112, 112)}, ValueError, ['pretrain_img_size', '(112, 112, 112)']),
         ({'pretrain_img_size': 3, 'use_abs_pos_embed': True}, ValueError, ['pretrain_img_size', 'at least 4']),
         ({'out_indices': (0, 4)}, ValueError, ['out_indices', '0 to 3', '(0, 4)']),

@@ -86,6 +86,11 @@ DUMPED = {
         ('SwinTransformer', 'SwinDense', DUMPED, (70, 90)),
         ('SwinTransformer', 'SwinDense', {'stage_cfgs': [{'window_size': 2}] * 4, 'out_indices': (3,)}, (128, 150)),
         ('SwinTransformerV2', 'SwinDenseV2', {**DUMPED, 'pretrained_window_sizes': [2] * 4}, (70, 90)),
+        # One window per stage: larger images than those for which the list is the clamped one, and any lists.
+        ('SwinTransformerV2', 'SwinDenseV2', {'img_size': 128, 'window_size': [8, 8, 8, 4]}, (256, 288)),
+        ('SwinTransformerV2', 'SwinDenseV2', {'window_size': [3, 7, 2, 5], 'out_indices': (0, 1, 2, 3)}, (256, 320)),
+        ('SwinTransformerV2', 'SwinDenseV2', {'window_size': [3, 7, 2, 5], 'pad_small_map': True}, (70, 90)),
+        ('SwinTransformer', 'SwinDense', {'stage_cfgs': [{'window_size': side} for side in (3, 7, 2, 4)]}, (128, 150)),
     ],
 )
 def test_options_of_mmpretrain_mean_the_same(name, ours, options, size):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from swin_dense import create_backbone
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.resize import adapt_channels
 
@@ -37,3 +38,13 @@ def test_repeated_channels_equal_those_of_timm(channels):
 
     weight = torch.randn(8, 3, 4, 4)
     torch.testing.assert_close(adapt_channels(weight, channels), adapt_input_conv(channels, weight))
+
+
+@torch.no_grad()
+def test_one_window_per_stage():
+    """As timm's swin_s3_tiny_224 has them."""
+    peer = prepared(timm_swin(features_only=True, out_indices=(0, 1, 2, 3), window_size=(2, 8, 4, 2)), 2)
+    backbone = create_backbone(checkpoint={'model': peer.state_dict()}).double()
+    assert backbone.windows == ((2, 2), (8, 8), (4, 4), (2, 2))
+    load_checkpoint(backbone, {'model': peer.state_dict()}, log=None)
+    assert largest_difference(backbone(IMAGES), with_our_norms(backbone, peer(IMAGES))) < 1e-9
