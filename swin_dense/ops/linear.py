@@ -62,16 +62,15 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     for tensor in tensors:
         # Subclasses, such as quantised or distributed tensors, have operations of their own.
         is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        if not is_dense or tensor.dtype != torch.float32 or tensor.device.type != 'cpu':
+        if not is_dense or tensor.dtype != torch.float32 or not tensor.is_cpu:
             return False
     # oneDNN would read beyond the end of a row, and it ignores the stride of a bias.
     rows_fit = x.ndim > 1 and x.shape[-1] == weight.shape[1]
     bias_fits = bias is None or bias.is_contiguous()
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
-    if is_recording:
-        return True  # torch.compile cannot trace the rest
-    return torch._C._get_mkldnn_enabled() and not context.needs_reference(x)
+    # torch.compile cannot trace the rest.
+    return is_recording or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x))
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
