@@ -28,7 +28,7 @@ from swin_dense.archs.weights import suggestion
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
-from swin_dense.utils.addresses import any_error_as_os_error, file_system, shown
+from swin_dense.utils.addresses import shown
 from swin_dense.utils.atomic import alone, written_whole
 
 _logger = logging.getLogger(__package__)
@@ -307,13 +307,16 @@ def _download_from_hub(address: str) -> Path:
 
 @contextlib.contextmanager
 def _fetched_by_fsspec(address: str) -> Iterator[Path]:
+    import fsspec  # a dependency of torch
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
         try:
-            with any_error_as_os_error(shown(address)):
-                system, inside = file_system(address)
-                system.get_file(inside, str(path))
-        except OSError as error:
+            system, inside = fsspec.core.url_to_fs(address)
+            system.get_file(inside, str(path))
+        except ImportError as error:
+            raise ImportError(f'{shown(address)}: {error}') from error
+        except Exception as error:  # of any file system
             reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
             raise CheckpointError(
                 f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '

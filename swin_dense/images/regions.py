@@ -15,7 +15,6 @@ from swin_dense.images import tiff
 from swin_dense.images.pixels import ImageError, Pixels, decoding, naming, reverse_colours
 from swin_dense.images.reading import pixels_of
 from swin_dense.images.tiles import Box
-from swin_dense.utils.addresses import is_address
 
 
 class LargeImage:
@@ -60,7 +59,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
 
 def _open(source: Any, page: int | None, stack: contextlib.ExitStack) -> Pixels:
     """Return pixels whose values are read when they are sliced, if the source allows it."""
-    if isinstance(source, (str, os.PathLike)) and not is_address(source):
+    if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         with path.open('rb') as file:
             is_tiff = file.read(4) in tiff.MAGIC
