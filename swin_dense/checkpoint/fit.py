@@ -84,12 +84,10 @@ class Target:
 
     @property
     def version(self) -> int:
-        """The version of Swin, 1 or 2."""
         return 2 if hasattr(self.backbone, 'pretrained_window_size') else 1
 
     @property
     def stages(self) -> int:
-        """The number of stages of the model."""
         return len(self.backbone.stages)
 
     def size_of(self, name: str) -> Any:
@@ -188,7 +186,7 @@ def _check_network(found: Found, target: Target, options: LoadOptions) -> None:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
     _check_windows(found, target)
     if found.version == 2:
-        check_trained_windows(f'{found.described} ({found.family})', found.trained_windows, target)
+        check_trained_windows(described, found.trained_windows, target)
 
 
 def _check_windows(found: Found, target: Target) -> None:
