@@ -17,17 +17,9 @@ from mmengine.registry import STRATEGIES
 def prepare_training(
     config: Config, *, amp: bool = False, auto_scale_lr: bool = False, resume: str | None = None
 ) -> Config:
-    """Return a config for training.
+    """Return a config, with ``work_dir`` and ``launcher``, for training with the options of `swin-dense train`.
 
-    Args:
-        config: config with ``work_dir`` and ``launcher``.
-        amp: whether to train in automatic mixed precision.
-        auto_scale_lr: whether to scale the learning rate with the total batch size.
-        resume: checkpoint to resume from, 'auto' for the last one in the work directory, None to follow the config.
-
-    Raises:
-        FileNotFoundError: the work directory has no last checkpoint.
-        ValueError: the config lacks an entry that an option needs.
+    ``resume`` is a checkpoint, 'auto' for the last one in the work directory, or None to follow the config.
     """
     config = _prepare(config, ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper'))
     if amp:
@@ -62,15 +54,7 @@ def _check_last_checkpoint(work_dir: Path) -> None:
 def prepare_test(
     config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None, tta: bool = False
 ) -> Config:
-    """Return a config for testing.
-
-    Args:
-        config: config with ``work_dir`` and ``launcher``.
-        checkpoint: file or address.
-        out: for a detector, a .pkl file for the predictions; for a segmentor, a folder for label maps.
-        show_dir: folder for images of predictions next to the ground truth.
-        tta: whether to use test-time augmentation, as set in the config.
-    """
+    """Return a config, with ``work_dir`` and ``launcher``, for testing with the options of `swin-dense test`."""
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
     config.load_from = checkpoint
     is_detector = config.get('default_scope') == 'mmdet'

@@ -91,17 +91,10 @@ def _segmentation(root: Path) -> dict[str, str]:
 def split_data(
     places: Mapping[str, str], data_root: str | None, share: float, out: Path, force: bool = False
 ) -> Iterator[dict[str, str]]:
-    """Split training data at random, always in the same way, and yield the places of both parts.
+    """Split training data, in ``places`` as of :func:`own_data`, at random, and yield the places of both parts.
 
-    Two files beside a config name the images of each part, with their annotations for detection. They are removed
-    again if the block raises.
-
-    Args:
-        places: files and folders of the training data, as of :func:`own_data`.
-        data_root: the folder to which they are relative, or None.
-        share: share of the images for validation.
-        out: the config.
-        force: replace existing files.
+    The split is always the same. Two files beside the config, ``out``, name the images of each part, with their
+    annotations for detection. They are removed again if the block raises.
     """
     if not 0 < checks.number('--val-share', share) < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')

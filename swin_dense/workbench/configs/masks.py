@@ -42,16 +42,15 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     if is_address(built.data_prefix.get('img_path')):
         return []
     samples = built.load_data_list()
-    for key, prefix in (('img_path', 'img_path'), ('seg_map_path', 'seg_map_path')):
-        folder = Path(built.data_prefix[prefix])
+    for key in ('img_path', 'seg_map_path'):
+        folder = Path(built.data_prefix[key])
+        if not samples:
+            raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
         absent = list(absent_files([sample[key] for sample in samples]))
-        if absent or not samples:
-            what = (
-                f'{len(absent)} of {len(samples)} files are missing: {some(absent)}' if samples else 'no images found'
-            )
+        if absent:
             raise ValueError(
-                f'{what} in {folder}, {endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take '
-                'lists of names)'
+                f'{len(absent)} of {len(samples)} files are missing: {some(absent)} in {folder}, {endings_in(folder)} '
+                '(img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
     classes = class_count(config.model)
     ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(config.model) if 'ignore_index' in part)}

@@ -114,9 +114,7 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
 def plain(recipes: list[Recipe], weights: bool = False) -> str:
     """Return the recipes as text for a terminal: each name, and below it, in at most 100 columns, what is known of it.
 
-    Args:
-        recipes: the recipes.
-        weights: whether to add the addresses of the weights, which may be longer.
+    With ``weights``, add the addresses of the weights, which may be longer.
     """
     lines = []
     for recipe in recipes:

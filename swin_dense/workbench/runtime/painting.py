@@ -30,11 +30,7 @@ def instances(
 ) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 
-    Args:
-        pixels: the image, RGB.
-        found: ``class``, ``label``, ``score`` and ``box`` of each instance.
-        masks: (H, W) bool for each instance; empty if the model predicts no masks.
-        palette: RGB colour of each class.
+    ``found`` are the instances of a record, and ``masks`` theirs, (H, W) bool, or none if the model predicts no masks.
     """
     import cv2
 
