@@ -23,15 +23,10 @@ def list_images(
     """List the images of files, folders, glob patterns and lists, each once.
 
     Folders are searched recursively, following links, for files with the suffix of an image. A ``.txt`` file contains
-    one path per line.
+    one path per line. ``skipped`` is filled with the paths that are skipped in folders, and the reason, or None for
+    other suffixes. Folders in ``without`` are not searched.
 
-    Args:
-        places: paths and patterns.
-        skipped: filled with the paths that are skipped in folders, and the reason, or None for other suffixes.
-        without: folders that are not searched.
-
-    Raises:
-        FileNotFoundError: a place does not exist, or is a pattern without matches.
+    Raises FileNotFoundError if a place does not exist, or is a pattern without matches.
     """
     found: dict[str, None] = {}
     skipped = {} if skipped is None else skipped

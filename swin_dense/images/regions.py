@@ -42,12 +42,8 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
     """Open an image for reading by regions, and close it at the end of the block.
 
     Regions are read lazily from arrays (also memory-mapped and zarr arrays), and from TIFF files, which need the
-    packages tifffile and zarr, and imagecodecs if compressed. Rotated TIFFs, TIFFs of 32-bit integers and other files
-    are decoded as a whole and kept in memory at full bit depth. A warning is logged if a missing imagecodecs is the
-    cause.
-
-    The source, the arguments and the errors are those of :func:`swin_dense.images.reading.read_image`; the source may
-    also be a zarr array.
+    packages tifffile and zarr, and imagecodecs if compressed. Other files, rotated TIFFs and those of 32-bit integers
+    are decoded as a whole. The source, the arguments and the errors are those of ``read_image``.
     """
     with contextlib.ExitStack() as stack:
         with naming(source):
