@@ -66,8 +66,10 @@ GONE = {
     'swin-dense predict --overlap': _LARGE,
     'swin-dense predict --tile': _LARGE,
     'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
+    'swin-dense test --tta': 'tools/test.py of mmdet and mmseg have it, and take the file of `swin-dense config`',
     'swin-dense zoo --arch': _WORDS,
     'swin-dense zoo --data': _WORDS,
+    'swin-dense zoo --markdown': '--weights is its name',
     'swin-dense zoo --task': _WORDS,
 }
 
