@@ -161,7 +161,7 @@ def fit(found: Found, target: Target, options: LoadOptions) -> tuple[dict[str, T
         target = target.extended_by(renamed)
     fitted = {}
     for name, shape in target.shapes.items():
-        tensor = _fit_one(name, shape, found, target, options, report)
+        tensor = _fit_one(name, shape, found, target, report)
         if tensor is not None:
             fitted[name] = tensor
     report.loaded = list(fitted)
@@ -239,9 +239,7 @@ def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
     return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
 
 
-def _fit_one(
-    name: str, shape: Shape | None, found: Found, target: Target, options: LoadOptions, report: Report
-) -> Tensor | None:
+def _fit_one(name: str, shape: Shape | None, found: Found, target: Target, report: Report) -> Tensor | None:
     """Return the tensor for a parameter, or None. If the checkpoint has it but it cannot be used, report why."""
     tensor = found.parameters.get(name)
     if tensor is None:
@@ -257,13 +255,11 @@ def _fit_one(
     elif shape is None:
         return tensor
     else:
-        return _resized(name, tensor, shape, found, target, options, report)
+        return _resized(name, tensor, shape, found, target, report)
     return None
 
 
-def _resized(
-    name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: LoadOptions, report: Report
-) -> Tensor | None:
+def _resized(name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, report: Report) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
     given, old, new = tuple(tensor.shape), found.size_of(name), target.size_of(name)
     if given == shape and found.sizes.get(name) in (None, new):

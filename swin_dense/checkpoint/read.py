@@ -51,10 +51,8 @@ _ACCESS = re.compile(
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """Read a file of safetensors (suffix ``.safetensors``), ``torch.save`` or plain ``pickle``.
 
-    Args:
-        path: the file; an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``; or a
-            folder that contains one of these under its usual name.
-        trust: unpickle everything, which can execute arbitrary code.
+    It may also be an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``, or a folder
+    with one of these under its usual name. With ``trust``, unpickle everything, which can execute arbitrary code.
 
     Raises:
         CheckpointError: the file is damaged, is no checkpoint, or is not the one that the hash in its name says.
@@ -143,7 +141,6 @@ def safetensors_torch() -> Any:
 
 
 def _explained(path: Path, error: Exception) -> CheckpointError:
-    """Return the error for a file that cannot be read."""
     if isinstance(error, RefusedError):
         return CheckpointError(
             f'{path} asks for {error.wanted}, which no checkpoint needs; nothing was run. '
@@ -167,10 +164,9 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
 def local_file(address: str) -> Iterator[Path]:
     """Yield a local copy of the file at an address, which may exist inside the context only.
 
-    Args:
-        address: an http, https or file address; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for
-            an index, all of its shards are downloaded too); or any other address that fsspec reads, such as ``s3://``
-            with s3fs. It may end in ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
+    The address is http, https or file; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for an index,
+    all of its shards are downloaded too); or any other that fsspec reads, such as ``s3://`` with s3fs. It may end in
+    ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
 
     Raises:
         CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest.

@@ -134,7 +134,6 @@ class Array(np.ndarray):
 
 
 def _reconstruct(*_: Any) -> Array:
-    """Return an empty array for the pickle to fill."""
     return Array()
 
 
@@ -250,11 +249,9 @@ _PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
 class Unpickler(_PythonUnpickler):
     """The unpickler of Python, which resolves the names of ``ALLOWED`` only, and changes objects of known types only.
 
-    Args:
-        file: the pickle, whose ``read`` never returns more than the file contains.
-        length: the number of bytes in the file, which limits what it can claim.
-        buffer_of: returns the memory of a storage, given its key and number of bytes, in a file of ``torch.save``. None
-            in a plain pickle, which has such files in itself.
+    The ``read`` of a file never returns more than it contains, and its ``length`` in bytes limits what it can claim. In
+    a file of ``torch.save``, ``buffer_of`` returns the memory of a storage, given its key and number of bytes; a plain
+    pickle has such files in itself.
     """
 
     def __init__(
