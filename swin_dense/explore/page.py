@@ -76,7 +76,7 @@ def _shell(record: PageData, name: str, is_random: bool, lang: str) -> str:
         'photo': _picture(record.pixels, 'JPEG', quality=92, subsampling=0),
         'levels': [{'stride': stride, 'picture': _picture(level, 'PNG')} for stride, level in record.levels.items()],
         'stages': list(map(_stage, record.stages)),
-        'costs': [vars(series) for series in record.costs],
+        'costs': record.costs,
     }
     # Escape '<', so that a tag in a name or label cannot close the script element.
     text = json.dumps(facts, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')

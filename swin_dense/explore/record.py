@@ -49,18 +49,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class CostSeries:
-    """The cost of global and window attention for maps of increasing size."""
-
-    name: str | int  # 'paper', or the index of a stage, from 0
-    window: Pair  # (height, width) in tokens
-    channels: int  # of the map
-    # (height, width, FLOPs of global attention, FLOPs of window attention) per map; maps are whole windows.
-    sizes: list[tuple[int, int, int, int]]
-    start: int  # index of the size that is shown first: that of the example, or of this image
-
-
-@dataclass(frozen=True)
 class PageData:
     """All data of the page."""
 
@@ -68,7 +56,7 @@ class PageData:
     pixels: np.ndarray  # (H, W, 3) uint8, the input image
     stages: list[Stage]
     levels: dict[int, np.ndarray]  # by stride, (rows, columns, 3) uint8: the principal components as colours
-    costs: list[CostSeries]  # of the paper's example, then of every stage
+    costs: list[dict[str, Any]]  # of the paper's example, then of every stage, see :func:`_series`
 
 
 def make_record(
@@ -163,7 +151,7 @@ def _as_bytes(colours: np.ndarray) -> np.ndarray:
     return (colours.clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def _costs(stages: list[Stage]) -> list[CostSeries]:
+def _costs(stages: list[Stage]) -> list[dict[str, Any]]:
     window, channels = (PAPER_EXAMPLE['window'],) * 2, PAPER_EXAMPLE['channels']
     sides = range(window[0], 2 * PAPER_EXAMPLE['side'] + 1, window[0])
     series = [
@@ -180,6 +168,10 @@ def _costs(stages: list[Stage]) -> list[CostSeries]:
     return series
 
 
-def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> CostSeries:
+def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> dict[str, Any]:
+    """Return the cost of maps of whole windows; ``start`` is the index of the one that is shown first.
+
+    ``sizes`` are (height, width, FLOPs of global attention, FLOPs of window attention).
+    """
     sizes = [(*size, msa_flops(*size, channels), window_msa_flops(*size, channels, window)) for size in maps]
-    return CostSeries(name, window, channels, sizes, start)
+    return {'name': name, 'window': window, 'channels': channels, 'sizes': sizes, 'start': start}

@@ -22,17 +22,12 @@ Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
-
-    Attributes:
-        path: the file.
-        nodes: number of nodes in its graph.
-        errors: maps image shapes (B, C, H, W) to the error there: of a backbone the largest relative error of any
-            output, of a whole model the share of predictions that differ. Empty with ``check=False``.
-    """
+    """The result of an export."""
 
     path: Path
-    nodes: int
+    nodes: int  # in the graph of the file
+    # By image shape (B, C, H, W): of a backbone the largest relative error of any output, of a whole model the share of
+    # predictions that differ. Empty with ``check=False``.
     errors: dict[tuple[int, ...], float]
 
 

@@ -54,10 +54,8 @@ def is_image(name: str) -> bool:
 def lines_in(place: str | os.PathLike) -> list[str]:
     """Return the lines of a text file that are not empty: UTF-8, or UTF-16 as Windows writes it."""
     content = Path(place).read_bytes()
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        text = content.decode('utf-16')
-    else:
-        text = content.removeprefix(codecs.BOM_UTF8).decode(errors='surrogateescape')
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode('utf-16') if is_utf_16 else content.decode('utf-8-sig', 'surrogateescape')
     return [line for line in text.splitlines() if line.strip()]
 
 
