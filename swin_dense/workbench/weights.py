@@ -88,7 +88,6 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
 
 
 def _lacks(start: str, missing: list[str], misfits: list[str], total: int) -> str:
-    """Return which of the parameters did not load."""
     kinds = {'missing': missing, 'of another shape': misfits}
     parts = [f'{len(names)} are {kind} ({listed(names)})' for kind, names in kinds.items() if names]
     return f'{start}: of {total} parameters {" and ".join(parts)}'

@@ -46,8 +46,10 @@ def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str
     """
     root, own = Path(data_root), datasets(config, ['train'])
     is_detector = config.default_scope == 'mmdet'
-    expected = [one.get('ann_file') if is_detector else one.get('data_prefix', {}).get('img_path') for one in own[:1]]
-    if not expected or not root.is_dir() or (expected[0] and (root / expected[0]).exists()):
+    if not own or not root.is_dir():
+        return {}
+    expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
+    if expected and (root / expected).exists():
         return {}
     if is_detector:
         found = _detection(root)

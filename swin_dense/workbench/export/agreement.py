@@ -44,7 +44,8 @@ def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances
     """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
     found = predicted(detector, pixels).pred_instances
     masks = found.masks.cpu().numpy() if 'masks' in found else ()
-    return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
+    boxes, scores, labels = (part.cpu().numpy() for part in (found.bboxes, found.scores, found.labels))
+    return Instances(boxes, scores, labels, masks)
 
 
 def predicted(detector: nn.Module, pixels: np.ndarray) -> Any:

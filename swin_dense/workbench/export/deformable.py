@@ -66,7 +66,8 @@ class RecordedAttention(nn.Module):
         offsets = heads_first(own.sampling_offsets(own_query).unflatten(2, (heads, levels, points, 2)))
         weights = heads_first(own.attention_weights(own_query).unflatten(2, (heads, -1)).softmax(-1))
         weights = weights.unflatten(2, (levels, points))
-        references = heads_first(reference_points[:, :, None].expand(query.shape[0], -1, heads, -1, -1))[:, :, :, None]
+        references = reference_points[:, :, None].expand(query.shape[0], -1, heads, -1, -1)
+        references = heads_first(references)[:, :, :, None]
         out: Any = 0
         start = 0
         for level, (height, width) in enumerate(spatial_shapes):
@@ -169,8 +170,10 @@ def reference_points(spatial_shapes: Sizes, valid_ratios: Any = None, device: An
 
 def centres(height: int, width: int) -> Tensor:
     """Return the centres of pixels as x, y from 0 to 1, (height * width, 2)."""
-    y, x = (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
-    return torch.stack([x.expand(height, width), y[:, None].expand(height, width)], 2).flatten(0, 1)
+    x = (torch.arange(width) + 0.5) / width
+    y = (torch.arange(height) + 0.5) / height
+    grid = x.expand(height, width), y[:, None].expand(height, width)
+    return torch.stack(grid, 2).flatten(0, 1)
 
 
 def encoded_levels(encoding: nn.Module, maps: Sequence[Tensor], levels: Tensor) -> Tensor:

@@ -79,17 +79,11 @@ def load(
 
 
 class ImagePredictor:
-    """Predicts images. Subclasses read images, and predict pixels as they read them.
+    """Predicts images. Subclasses read images, and predict pixels as they read them."""
 
-    Attributes:
-        classes: class names by label.
-        palette: RGB colour of each class.
-        is_detector: whether the model predicts instances.
-    """
-
-    classes: Sequence[str]
-    palette: Sequence[Sequence[int]]
-    is_detector: bool
+    classes: Sequence[str]  # names by label
+    palette: Sequence[Sequence[int]]  # RGB colour of each class
+    is_detector: bool  # whether the model predicts instances
 
     def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
@@ -234,7 +228,6 @@ class Model(ImagePredictor):
 
 
 def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the instances of a record."""
     listed: list[dict[str, Any]] = [
         {'class': classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
         for box, score, label in zip(found.boxes, found.scores, found.labels, strict=True)

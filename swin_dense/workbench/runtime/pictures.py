@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 def read(picture: Picture) -> np.ndarray:
     """Return an image as (H, W, 3) uint8, RGB, with the values that mmdet and mmseg read from the same file.
 
-    Args:
-        picture: file, PIL image, or array, which is returned unchanged.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImageError: an array has another shape, or the image is damaged or of a kind that is not supported.
-        TypeError: an array has another dtype, or ``picture`` another type.
+    It may be a file, a PIL image, or an array, which is returned unchanged. Raises ImageError if it is damaged or of a
+    kind or shape that is not supported.
     """
     if not isinstance(picture, (str, PathLike, np.ndarray)) and hasattr(picture, 'getexif'):  # a PIL image
         picture = np.asarray(picture.convert('RGB'))
@@ -79,7 +74,8 @@ def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, 
     if pad := facts.get('pad'):
         divisor = pad['size_divisor']
         full = pad['size'][::-1] if pad['size'] else [-(-side // divisor) * divisor for side in size]
-        canvas = np.full((max(full[0], size[0]), max(full[1], size[1]), 3), pad['value'], bgr.dtype)
+        height, width = max(full[0], size[0]), max(full[1], size[1])
+        canvas = np.full((height, width, 3), pad['value'], bgr.dtype)
         canvas[: size[0], : size[1]] = bgr
         bgr = canvas
     return bgr[None].transpose(0, 3, 1, 2).astype(np.float32), size

@@ -31,7 +31,8 @@ class OnnxRuntime:
         options.add_session_config_entry('session.x64quantprecision', '1')
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
-        self.size = tuple(side if isinstance(side, int) else None for side in self._session.get_inputs()[0].shape[-2:])
+        sides = self._session.get_inputs()[0].shape[-2:]
+        self.size = tuple(side if isinstance(side, int) else None for side in sides)
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
