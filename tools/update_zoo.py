@@ -248,7 +248,7 @@ def _columns(recipes: list[Recipe]) -> _Columns:
         **_TRAINING,
         'Recipe': lambda recipe: recipe.metadata['Recipe'],
         **{name: metric(name) for recipe in recipes for name in recipe.metrics},
-        'Published': _published,
+        'Published': _published_complexity,
         **_COST_AND_FILES,
     }
 
@@ -264,7 +264,7 @@ def _framework_columns() -> _Columns:
     }
 
 
-def _published(recipe: Recipe) -> str:
+def _published_complexity(recipe: Recipe) -> str:
     found = recipe.model.get('Published Complexity', {})
     return ', '.join(found[key] for key in ('Parameters', 'FLOPs') if key in found)
 
