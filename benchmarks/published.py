@@ -62,16 +62,22 @@ def published(data: str) -> list[Point]:
     """Return the recipes for one data set with a published value of the metric of its plot."""
     recipes = [recipe for folder in FOLDERS for recipe in read_zoo(ROOT, folder)]
     return [
-        Point(recipe.head, recipe.metrics[PANELS[data]], recipe.backbone, recipe.window, size_of(recipe))
+        Point(
+            recipe.model['In Collection'],
+            recipe.metrics[PANELS[data]],
+            recipe.backbone,
+            recipe.metadata['Window'],
+            size_of(recipe),
+        )
         for recipe in recipes
         # Skip ablations and an RTMDet with a fifth stage, which have a remark after the name of the backbone.
-        if recipe.data == data and PANELS[data] in recipe.metrics and ',' not in recipe.backbone
+        if recipe.metadata['Training Data'] == data and PANELS[data] in recipe.metrics and ',' not in recipe.backbone
     ]
 
 
 def size_of(recipe: Recipe) -> tuple[int, int]:
     """Return the test image size of a recipe, (height, width) in pixels."""
-    if recipe.data == 'COCO':
+    if recipe.metadata['Training Data'] == 'COCO':
         return 800, 1344
     side = int(re.findall(r'(\d{3})x\1', recipe.config.stem)[-1])
     return side, side

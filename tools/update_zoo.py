@@ -246,33 +246,43 @@ def _columns(recipes: list[Recipe]) -> _Columns:
 
     return {
         **_TRAINING,
-        'Recipe': lambda recipe: recipe.origin,
+        'Recipe': lambda recipe: recipe.metadata['Recipe'],
         **{name: metric(name) for recipe in recipes for name in recipe.metrics},
-        'Published': lambda recipe: recipe.published,
+        'Published': _published_complexity,
         **_COST_AND_FILES,
     }
 
 
 def _framework_columns() -> _Columns:
     return {
-        'Model': lambda recipe: recipe.head,
-        'Task': lambda recipe: recipe.task,
-        'Data': lambda recipe: recipe.data,
+        'Model': lambda recipe: recipe.model['In Collection'],
+        'Task': lambda recipe: recipe.metadata['Task'],
+        'Data': lambda recipe: recipe.metadata['Training Data'],
         **_TRAINING,
         'Accuracy': lambda recipe: recipe.accuracy,
         **_COST_AND_FILES,
     }
 
 
+def _published_complexity(recipe: Recipe) -> str:
+    found = recipe.model.get('Published Complexity', {})
+    return ', '.join(found[key] for key in ('Parameters', 'FLOPs') if key in found)
+
+
+def _files(recipe: Recipe) -> str:
+    link = recipe.model.get('Source', recipe.config.name)
+    return f'[config]({link})' + (f', [weights]({recipe.weights})' if recipe.weights else '')
+
+
 _TRAINING: _Columns = {
     'Backbone': lambda recipe: recipe.backbone,
-    'Window': lambda recipe: str(recipe.window),
-    'Pretraining': lambda recipe: recipe.pretraining,
-    'Schedule': lambda recipe: recipe.schedule,
+    'Window': lambda recipe: str(recipe.metadata['Window']),
+    'Pretraining': lambda recipe: recipe.metadata['Pretraining'],
+    'Schedule': lambda recipe: recipe.metadata['Schedule'],
 }
 _COST_AND_FILES: _Columns = {
     'Counted': lambda recipe: recipe.cost,
-    'Files': lambda recipe: f'[config]({recipe.link})' + (f', [weights]({recipe.weights})' if recipe.weights else ''),
+    'Files': _files,
 }
 
 

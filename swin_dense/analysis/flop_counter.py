@@ -28,17 +28,12 @@ class Count:
 
     A FLOP is one multiply-add of a matrix product or a convolution. Norms, activations and resampling, well below
     1 % of a model, are not counted.
-
-    Attributes:
-        parameters: trainable and frozen parameters.
-        flops: FLOPs as in published figures, including the output projections of padding tokens, which the official
-            code computes.
-        computed_flops: FLOPs of the whole model without these projections, which this package skips.
     """
 
-    parameters: Mapping[str, int]
+    parameters: Mapping[str, int]  # trainable and frozen
+    # As in published figures, including the output projections of padding tokens, which the official code computes.
     flops: Mapping[str, int]
-    computed_flops: int
+    computed_flops: int  # of the whole model without these projections, which this package skips
 
 
 def count(

@@ -13,17 +13,11 @@ from swin_dense.utils import checks
 
 @dataclass(frozen=True)
 class Arch:
-    """The size of a Swin: width, depth and number of heads.
+    """The size of a Swin: width, depth and number of heads."""
 
-    Attributes:
-        embed_dims: channels of the first stage; each later stage has twice as many.
-        depths: transformer blocks per stage.
-        num_heads: attention heads per stage.
-    """
-
-    embed_dims: int
-    depths: tuple[int, ...]
-    num_heads: tuple[int, ...]
+    embed_dims: int  # channels of the first stage; each later stage has twice as many
+    depths: tuple[int, ...]  # transformer blocks per stage
+    num_heads: tuple[int, ...]  # attention heads per stage
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'embed_dims', checks.integer('embed_dims', self.embed_dims))
@@ -45,7 +39,6 @@ class Arch:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Channels per stage."""
         return tuple(self.embed_dims * 2**stage for stage in range(len(self.depths)))
 
 

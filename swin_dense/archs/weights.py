@@ -16,35 +16,21 @@ _FILE = re.compile(r'.*[/\\].*|.*\.(pth|pt|pth\.tar|bin|pkl|ckpt|safetensors|jso
 
 @dataclass(frozen=True)
 class Weights:
-    """A published file of the weights of a Swin.
+    """A published file of the weights of a Swin."""
 
-    Attributes:
-        name: the architecture, a dot, and what it was trained on.
-        publisher: who publishes the file.
-        source: the page on which the publisher gives the address.
-        licence: the licence that the publisher gives for its weights, or for the repository that publishes them.
-        address: where the file is.
-        img_size: side of the images in training, in pixels; None if it was not published.
-        window_size: side of the windows in tokens, in stages whose map is not smaller.
-        classes: outputs of the classifier in the file; 0 if it has none.
-        normalization: the preset of ``swin_dense.features`` that images need.
-        sha256: digest of the file, '' if none was published. A file whose name ends in a hash is verified with that.
-    """
-
-    name: str
+    name: str  # the architecture, a dot, and what it was trained on
     publisher: str
-    source: str
-    licence: str
-    address: str
-    img_size: int | None
-    window_size: int
-    classes: int
-    normalization: str
-    sha256: str = ''
+    source: str  # the page on which the publisher gives the address
+    licence: str  # that the publisher gives for its weights, or for the repository that publishes them
+    address: str  # where the file is
+    img_size: int | None  # side of the images in training, in pixels; None if it was not published
+    window_size: int  # side of the windows in tokens, in stages whose map is not smaller
+    classes: int  # outputs of the classifier in the file; 0 if it has none
+    normalization: str  # the preset of ``swin_dense.features`` that images need
+    sha256: str = ''  # '' if none was published; a file whose name ends in a hash is verified with that
 
     @property
     def arch(self) -> str:
-        """Name of the architecture, such as 'swinv2_b'."""
         return self.name.partition('.')[0]
 
 

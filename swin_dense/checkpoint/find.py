@@ -82,12 +82,10 @@ class Found:
 
     @property
     def network(self) -> str:
-        """The beginning of model names: 'swin' or 'swinv2'."""
         return 'swin' if self.version == 1 else 'swinv2'
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parameters, by our names."""
         return {name: tuple(tensor.shape) for name, tensor in self.parameters.items()}
 
     @property
@@ -334,7 +332,6 @@ def _prefixes(choices: Iterable[Candidate]) -> str:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a parameter is a table of relative position biases, by our name."""
     return name.endswith('.relative_position_bias_table')
 
 

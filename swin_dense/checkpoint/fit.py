@@ -84,12 +84,10 @@ class Target:
 
     @property
     def version(self) -> int:
-        """The version of Swin, 1 or 2."""
         return 2 if hasattr(self.backbone, 'pretrained_window_size') else 1
 
     @property
     def stages(self) -> int:
-        """The number of stages of the model."""
         return len(self.backbone.stages)
 
     def size_of(self, name: str) -> Any:
@@ -164,7 +162,7 @@ def fit(found: Found, target: Target, options: LoadOptions) -> tuple[dict[str, T
         target = target.extended_by(renamed)
     fitted = {}
     for name, shape in target.shapes.items():
-        tensor = _fit_one(name, shape, found, target, options, report)
+        tensor = _fit_one(name, shape, found, target, report)
         if tensor is not None:
             fitted[name] = tensor
     report.loaded = list(fitted)
@@ -189,7 +187,7 @@ def _check_network(found: Found, target: Target, options: LoadOptions) -> None:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
     _check_windows(found, target)
     if found.version == 2:
-        check_trained_windows(f'{found.described} ({found.family})', found.trained_windows, target)
+        check_trained_windows(described, found.trained_windows, target)
 
 
 def _check_windows(found: Found, target: Target) -> None:
@@ -243,9 +241,7 @@ def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
     return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
 
 
-def _fit_one(
-    name: str, shape: Shape | None, found: Found, target: Target, options: LoadOptions, report: Report
-) -> Tensor | None:
+def _fit_one(name: str, shape: Shape | None, found: Found, target: Target, report: Report) -> Tensor | None:
     """Return the tensor for a parameter, or None. If the checkpoint has it but it cannot be used, report why."""
     tensor = found.parameters.get(name)
     if tensor is None:
@@ -261,13 +257,11 @@ def _fit_one(
     elif shape is None:
         return tensor
     else:
-        return _resized(name, tensor, shape, found, target, options, report)
+        return _resized(name, tensor, shape, found, target, report)
     return None
 
 
-def _resized(
-    name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: LoadOptions, report: Report
-) -> Tensor | None:
+def _resized(name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, report: Report) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
     given, old, new = tuple(tensor.shape), found.size_of(name), target.size_of(name)
     if given == shape and found.sizes.get(name) in (None, new):

@@ -18,17 +18,11 @@ _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias
 def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
-    Args:
-        found: the backbone of a checkpoint.
-        given: options from the user, which take precedence over those of the checkpoint.
+    These are ``given``, from the user; ``arch`` (a letter or a dict); the options that parameter shapes determine; and,
+    if the weights depend on them and determine them, ``window_size``, ``pretrained_window_size`` (V2) and
+    ``pretrain_img_size``. A window that is not square can be inferred from buffers only.
 
-    Returns:
-        ``given``, ``arch`` (a letter or a dict), the options that parameter shapes determine, and, if the weights
-        depend on them and determine them, ``window_size``, ``pretrained_window_size`` (V2) and ``pretrain_img_size``.
-        A window that is not square can be inferred from buffers only.
-
-    Raises:
-        CheckpointError: a required option can neither be inferred nor is it given.
+    Raises CheckpointError if a required option can neither be inferred nor is it given.
     """
     options = options_of(found.shapes)
     missing = [key for key in ('embed_dims', 'depths') if key not in options]

@@ -28,7 +28,7 @@ from swin_dense.archs.weights import suggestion
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
-from swin_dense.utils.addresses import any_error_as_os_error, file_system, shown
+from swin_dense.utils.addresses import shown
 from swin_dense.utils.atomic import alone, written_whole
 
 _logger = logging.getLogger(__package__)
@@ -51,10 +51,8 @@ _ACCESS = re.compile(
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """Read a file of safetensors (suffix ``.safetensors``), ``torch.save`` or plain ``pickle``.
 
-    Args:
-        path: the file; an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``; or a
-            folder that contains one of these under its usual name.
-        trust: unpickle everything, which can execute arbitrary code.
+    It may also be an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``, or a folder
+    with one of these under its usual name. With ``trust``, unpickle everything, which can execute arbitrary code.
 
     Raises:
         CheckpointError: the file is damaged, is no checkpoint, or is not the one that the hash in its name says.
@@ -143,7 +141,6 @@ def safetensors_torch() -> Any:
 
 
 def _explained(path: Path, error: Exception) -> CheckpointError:
-    """Return the error for a file that cannot be read."""
     if isinstance(error, RefusedError):
         return CheckpointError(
             f'{path} asks for {error.wanted}, which no checkpoint needs; nothing was run. '
@@ -167,10 +164,9 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
 def local_file(address: str) -> Iterator[Path]:
     """Yield a local copy of the file at an address, which may exist inside the context only.
 
-    Args:
-        address: an http, https or file address; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for
-            an index, all of its shards are downloaded too); or any other address that fsspec reads, such as ``s3://``
-            with s3fs. It may end in ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
+    The address is http, https or file; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for an index,
+    all of its shards are downloaded too); or any other that fsspec reads, such as ``s3://`` with s3fs. It may end in
+    ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
 
     Raises:
         CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest.
@@ -307,13 +303,16 @@ def _download_from_hub(address: str) -> Path:
 
 @contextlib.contextmanager
 def _fetched_by_fsspec(address: str) -> Iterator[Path]:
+    import fsspec  # a dependency of torch
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
         try:
-            with any_error_as_os_error(shown(address)):
-                system, inside = file_system(address)
-                system.get_file(inside, str(path))
-        except OSError as error:
+            system, inside = fsspec.core.url_to_fs(address)
+            system.get_file(inside, str(path))
+        except ImportError as error:
+            raise ImportError(f'{shown(address)}: {error}') from error
+        except Exception as error:  # of any file system
             reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
             raise CheckpointError(
                 f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '

@@ -38,40 +38,23 @@ class CheckpointError(ValueError, RuntimeError):
 
 @dataclass
 class Report:
-    """The result of loading a checkpoint: lists of the model's parameters and of the checkpoint's tensors.
+    """The result of loading a checkpoint: lists of the model's parameters and of the checkpoint's tensors."""
 
-    Attributes:
-        source: the file, address or kind of object that was loaded.
-        family: the library whose parameter names the checkpoint uses.
-        prefix: the prefix of the backbone's names in the checkpoint.
-        version: the version of Swin, 1 or 2.
-        loaded: parameters of the backbone that were loaded, including resized ones.
-        resized: parameters of the backbone that were resized, mapped to a description of the change.
-        missing: parameters of the backbone that were not loaded and keep their values.
-        new: the subset of ``missing`` that the checkpoint cannot have: norms of additional outputs, and parameters
-            that no Swin has.
-        mismatched: the subset of ``missing`` with another shape or kind in the checkpoint, mapped to a description.
-        damaged: the subset of ``missing`` with NaN or infinite values in the checkpoint, mapped to their number.
-        left_out: entries of the checkpoint that were skipped on purpose, mapped to the reason.
-        unexpected: entries of the checkpoint that have no parameter in the backbone.
-        notes: further remarks on the checkpoint.
-        doubts: what may make the outputs wrong, although all parameters fit.
-    """
-
-    source: str
-    family: str
-    prefix: str
-    loaded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    source: str  # the file, address or kind of object that was loaded
+    family: str  # the library whose parameter names the checkpoint uses
+    prefix: str  # of the backbone's names in the checkpoint
+    loaded: list[str] = field(default_factory=list)  # parameters of the backbone, including resized ones
+    resized: dict[str, str] = field(default_factory=dict)  # parameters of the backbone, mapped to the change
+    missing: list[str] = field(default_factory=list)  # parameters that were not loaded and keep their values
+    # Of the missing ones, those that no checkpoint has: norms of additional outputs, and parameters that no Swin has.
     new: list[str] = field(default_factory=list)
-    mismatched: dict[str, str] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    unexpected: list[str] = field(default_factory=list)
-    version: int = 1
-    notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    mismatched: dict[str, str] = field(default_factory=dict)  # of the missing: another shape or kind
+    damaged: dict[str, str] = field(default_factory=dict)  # of the missing: the number of NaN or infinite values
+    left_out: dict[str, str] = field(default_factory=dict)  # entries that were skipped on purpose, and why
+    unexpected: list[str] = field(default_factory=list)  # entries that have no parameter in the backbone
+    version: int = 1  # of Swin, 1 or 2
+    notes: list[str] = field(default_factory=list)  # further remarks on the checkpoint
+    doubts: list[str] = field(default_factory=list)  # what may make the outputs wrong, although all parameters fit
 
     @property
     def level(self) -> int:

@@ -134,7 +134,6 @@ class Array(np.ndarray):
 
 
 def _reconstruct(*_: Any) -> Array:
-    """Return an empty array for the pickle to fill."""
     return Array()
 
 
@@ -183,18 +182,9 @@ def _tensor_v3(
     return _tensor(storage, offset, size, stride)
 
 
-def _tensor_from_numpy(array: Any, *_: Any) -> Tensor:
-    return torch.from_numpy(array)
-
-
 def _first(value: Any, *_: Any) -> Any:
     """Make a parameter, or a tensor on another device, as a plain tensor."""
     return value
-
-
-def _of_type(rebuild: Any, _: Any, arguments: Any, *__: Any) -> Any:
-    """Make a tensor of a subclass, or with attributes, as a plain tensor."""
-    return rebuild(*arguments)
 
 
 def _encode(text: str, encoding: str = 'latin1') -> bytes:
@@ -204,37 +194,6 @@ def _encode(text: str, encoding: str = 'latin1') -> bytes:
     return text.encode('latin1')
 
 
-def _empty_bytes() -> bytes:
-    return b''
-
-
-def _size(numbers: Sequence[int] = ()) -> torch.Size:
-    return torch.Size(numbers)
-
-
-# Globals in pickles of NumPy arrays and scalars, for NumPy 1 and 2. They are safe in torch's unpickler, too.
-NUMPY_GLOBALS: dict[str, Any] = {
-    'numpy.ndarray': Array,
-    'numpy.dtype': DType,
-    **{f'numpy.{core}.multiarray._reconstruct': _reconstruct for core in ('core', '_core')},
-    **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
-    **{f'numpy.{core}.numeric._frombuffer': _frombuffer for core in ('core', '_core')},
-}
-_FUNCTIONS: dict[str, Any] = {
-    **NUMPY_GLOBALS,
-    '_codecs.encode': _encode,
-    'builtins.bytes': _empty_bytes,
-    'collections.OrderedDict': Weights,
-    'torch.Size': _size,
-    'torch._tensor._rebuild_from_type_v2': _of_type,
-    'torch._utils._rebuild_device_tensor_from_cpu_tensor': _first,
-    'torch._utils._rebuild_device_tensor_from_numpy': _tensor_from_numpy,
-    'torch._utils._rebuild_parameter': _first,
-    'torch._utils._rebuild_parameter_with_state': _first,
-    'torch._utils._rebuild_tensor': _tensor,
-    'torch._utils._rebuild_tensor_v2': _tensor,
-    'torch._utils._rebuild_tensor_v3': _tensor_v3,
-}
 # By the name of a class of storages, the type of its elements; quantised ones as what they store.
 _STORAGES = {
     'BFloat16Storage': torch.bfloat16,
@@ -254,11 +213,32 @@ _STORAGES = {
     'ShortStorage': torch.int16,
     'UntypedStorage': torch.uint8,
 }
+# Globals in pickles of NumPy arrays and scalars, for NumPy 1 and 2. They are safe in torch's unpickler, too.
+NUMPY_GLOBALS: dict[str, Any] = {
+    'numpy.ndarray': Array,
+    'numpy.dtype': DType,
+    **{f'numpy.{core}.multiarray._reconstruct': _reconstruct for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
+    **{f'numpy.{core}.numeric._frombuffer': _frombuffer for core in ('core', '_core')},
+}
 ALLOWED: dict[str, Any] = {
-    **_FUNCTIONS,
-    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
-    **{f'torch.{name}': dtype for name, dtype in _STORAGES.items()},
+    **NUMPY_GLOBALS,
+    '_codecs.encode': _encode,
+    'builtins.bytes': lambda: b'',
+    'collections.OrderedDict': Weights,
+    'torch.Size': lambda numbers=(): torch.Size(numbers),
+    # Of a subclass, or with attributes: a plain tensor.
+    'torch._tensor._rebuild_from_type_v2': lambda rebuild, _, arguments, *__: rebuild(*arguments),
+    'torch._utils._rebuild_device_tensor_from_cpu_tensor': _first,
+    'torch._utils._rebuild_device_tensor_from_numpy': lambda array, *_: torch.from_numpy(array),
+    'torch._utils._rebuild_parameter': _first,
+    'torch._utils._rebuild_parameter_with_state': _first,
+    'torch._utils._rebuild_tensor': _tensor,
+    'torch._utils._rebuild_tensor_v2': _tensor,
+    'torch._utils._rebuild_tensor_v3': _tensor_v3,
     'torch.storage.UntypedStorage': torch.uint8,
+    **{f'torch.{name}': dtype for name, dtype in _STORAGES.items()},
+    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
 }
 
 
@@ -269,11 +249,9 @@ _PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
 class Unpickler(_PythonUnpickler):
     """The unpickler of Python, which resolves the names of ``ALLOWED`` only, and changes objects of known types only.
 
-    Args:
-        file: the pickle, whose ``read`` never returns more than the file contains.
-        length: the number of bytes in the file, which limits what it can claim.
-        buffer_of: returns the memory of a storage, given its key and number of bytes, in a file of ``torch.save``. None
-            in a plain pickle, which has such files in itself.
+    The ``read`` of a file never returns more than it contains, and its ``length`` in bytes limits what it can claim. In
+    a file of ``torch.save``, ``buffer_of`` returns the memory of a storage, given its key and number of bytes; a plain
+    pickle has such files in itself.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ from typing import Any
 
 import swin_dense
 from swin_dense.commands._options import SPELLED
+from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import checks
 from swin_dense.utils.deprecation import why_gone
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.lazy import require_core
-from swin_dense.utils.packages import install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
@@ -143,10 +143,9 @@ def _explained(error: Exception) -> str | None:
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error)
-    if error.name == 'pkg_resources':
-        return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs {package}, which is not installed: {install_command(package)}'
+    cure = cure_for(f'No module named {package!r}')
+    return f'this command needs {package}, which is not installed: {cure}'
 
 
 def _is_of_import(error: Exception, packages: Sequence[str]) -> bool:

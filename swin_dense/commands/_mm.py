@@ -91,13 +91,9 @@ def config_to_run(args: argparse.Namespace) -> Config:
     return config
 
 
-def is_first_process() -> bool:
-    return os.environ.get('RANK', '0') == '0'
-
-
 def print_notes(command: str, notes: Sequence[str]) -> None:
     """Print notes to stderr, in the first of several processes."""
-    if is_first_process():
+    if os.environ.get('RANK', '0') == '0':
         for note in notes:
             print(f'swin-dense {command}: note: {note}', file=sys.stderr)
 

@@ -128,12 +128,7 @@ def add_check_images(parser: argparse.ArgumentParser) -> None:
 
 
 def check_out(args: argparse.Namespace, *suffixes: str) -> None:
-    """Check, before any computation, that ``--out`` can be written.
-
-    Raises:
-        ValueError: its suffix is not one of ``suffixes``, if any are given.
-        OSError: its folder does not exist, it is a folder itself, or it exists and ``--force`` is not given.
-    """
+    """Check before any computation that ``--out`` can be written, and ends in one of the suffixes, if any is given."""
     if suffixes and args.out.suffix.lower() not in suffixes:
         raise ValueError(f'--out must end in {" or ".join(suffixes)}, got {str(args.out)!r}')
     check_destination(args.out, args.force)

@@ -181,7 +181,6 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Iterator[Any]:
 
 
 def _address_of_weights(recipe: str) -> str:
-    """Return the address of the published weights of a recipe."""
     if Path(recipe).is_file():
         raise ValueError(
             f'{recipe} is a config file, for which no weights are published; give its checkpoint before the images: '
@@ -204,7 +203,6 @@ def _print_failure(image: str, error: Exception) -> None:
 
 
 def _times(laps: list[dict[str, float]]) -> str:
-    """Return the median of each step, in milliseconds."""
     steps = {step: statistics.median(lap[step] for lap in laps) for step in laps[0]}
     whole = statistics.median(sum(lap.values()) for lap in laps)
     listed = ', '.join(f'{step} {1000 * seconds:.1f}' for step, seconds in {**steps, 'in all': whole}.items())

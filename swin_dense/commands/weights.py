@@ -10,8 +10,6 @@ The first use of a name downloads the file, and says its address and size.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from collections.abc import Sequence
 
 from swin_dense.archs.weights import Weights, published
@@ -22,7 +20,6 @@ GROUP = 'backbones'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('words', nargs='*', metavar='WORD', help='list only weights that match all words')
-    parser.add_argument('--json', action='store_true', help='print addresses, licences and digests too, as JSON')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,9 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         words = ' '.join(args.words)
         raise ValueError(f'no weights match {words!r}{checks.closest(words, published())}')
-    if args.json:
-        print(json.dumps([dataclasses.asdict(one) for one in chosen], indent=2))
-    elif len(chosen) == 1:
+    if len(chosen) == 1:
         print(_table([(f'{name}:', str(value)) for name, value in vars(chosen[0]).items() if value not in (None, '')]))
     else:
         print(_table([('name', 'image', 'window', 'classes', 'normalization', 'publisher'), *map(_row, chosen)]))

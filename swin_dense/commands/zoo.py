@@ -8,7 +8,6 @@ swin-dense zoo --weights              # with the addresses of the published weig
 from __future__ import annotations
 
 import argparse
-import warnings
 
 from swin_dense.workbench.recipes.files import recipe_names, recipe_root
 from swin_dense.workbench.recipes.zoo import FOLDERS, chosen, plain, read_zoo
@@ -19,17 +18,14 @@ GROUP = 'models'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('words', nargs='*', metavar='WORD', help='list only recipes that match all words')
     parser.add_argument('--weights', action='store_true', help='also list the addresses of the published weights')
-    parser.add_argument('--markdown', action='store_true', help='former name of --weights')
 
 
 def run(args: argparse.Namespace) -> int:
     root = recipe_root()
     all_recipes = [recipe for folder in FOLDERS for recipe in read_zoo(root, folder)]
     recipes = chosen(all_recipes, args.words)
-    if args.markdown:
-        warnings.warn('--markdown will be removed; use --weights', FutureWarning, stacklevel=1)
     if recipes:
-        print(plain(recipes, args.weights or args.markdown))
+        print(plain(recipes, args.weights))
         return 0
     of_demo = [name for name in recipe_names() if all(word.lower() in name for word in args.words)]
     if not of_demo:

@@ -35,17 +35,11 @@ LARGEST = 127  # largest quantised number (int8)
 
 @dataclass(frozen=True)
 class Packed:
-    """One compressed block.
+    """One compressed block."""
 
-    Attributes:
-        ranks: number of components per head.
-        content: the bytes, see the module's docstring.
-        differences: (BINS,), histogram of the absolute errors of the attention weights, over [0, 1].
-    """
-
-    ranks: list[int]
-    content: bytes
-    differences: Tensor
+    ranks: list[int]  # number of components per head
+    content: bytes  # see the module's docstring
+    differences: Tensor  # (BINS,), histogram of the absolute errors of the attention weights, over [0, 1]
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,9 @@ def _deflate(block: Attention, heads: Sequence[_Rounded]) -> bytes:
     planes, is_smooth = _planes(heads)
     numbers = [head.factors for head in heads] + [head.pad_factors for head in heads] + [block.bias.flatten()]
     before = torch.cat(numbers).numpy().astype('<f4').tobytes() + is_smooth.tobytes()
-    return _huffman(before + planes.tobytes())
+    # With Huffman codes only: the numbers have a skewed distribution but no repeated sequences.
+    deflate = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
+    return deflate.compress(before + planes.tobytes()) + deflate.flush()
 
 
 def _planes(heads: Sequence[_Rounded]) -> tuple[np.ndarray, np.ndarray]:
@@ -144,12 +140,6 @@ def _planes(heads: Sequence[_Rounded]) -> tuple[np.ndarray, np.ndarray]:
     is_smooth = _size_of(differences) < _size_of(planes)
     planes[is_smooth] = differences[is_smooth]
     return planes, is_smooth.astype(np.uint8)
-
-
-def _huffman(content: bytes) -> bytes:
-    """Deflate with Huffman codes only: the numbers have a skewed distribution but no repeated sequences."""
-    deflate = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
-    return deflate.compress(content) + deflate.flush()
 
 
 def _size_of(planes: np.ndarray) -> np.ndarray:

@@ -26,31 +26,18 @@ SCRIPTS = ('core.js', 'draw.js', 'page.js')
 
 @dataclass(frozen=True)
 class Page:
-    """An HTML page and the errors of its attention weights.
-
-    Attributes:
-        text: the HTML.
-        off: largest absolute error of the displayed attention weights, on the scale 0 to 1.
-        usually_off: largest absolute error of 99.9 % of the weights.
-    """
+    """An HTML page and the errors of its attention weights."""
 
     text: str
-    off: float
-    usually_off: float
+    off: float  # largest absolute error of the displayed attention weights, on the scale 0 to 1
+    usually_off: float  # largest absolute error of 99.9 % of the weights
 
 
 def make_page(record: PageData, name: str, is_random: bool, lang: str = 'en', limit: int = LARGEST_PAGE) -> Page:
-    """Render the page of a record.
+    """Render the page of a record, with the name of the image as its title, in one of ``LANGUAGES``.
 
-    Args:
-        record: output of :func:`swin_dense.explore.record.make_record`.
-        name: name of the image, shown as the title.
-        is_random: show a notice that the weights are random.
-        lang: initial language of the page, one of ``LANGUAGES``.
-        limit: maximum size of the page in bytes; the attention is rounded until it fits.
-
-    Raises:
-        ValueError: the page does not fit.
+    With ``is_random``, it says that the weights are random. The attention is rounded until the page fits into ``limit``
+    bytes; a ValueError is raised if it does not.
     """
     shell = _shell(record, name, is_random, lang)
     blocks = [block for stage in record.stages for block in stage.blocks]
@@ -89,7 +76,7 @@ def _shell(record: PageData, name: str, is_random: bool, lang: str) -> str:
         'photo': _picture(record.pixels, 'JPEG', quality=92, subsampling=0),
         'levels': [{'stride': stride, 'picture': _picture(level, 'PNG')} for stride, level in record.levels.items()],
         'stages': list(map(_stage, record.stages)),
-        'costs': [vars(series) for series in record.costs],
+        'costs': record.costs,
     }
     # Escape '<', so that a tag in a name or label cannot close the script element.
     text = json.dumps(facts, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')

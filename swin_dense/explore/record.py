@@ -27,22 +27,12 @@ PAPER_EXAMPLE = {'side': 112, 'window': 7, 'channels': 128}
 
 @dataclass(frozen=True)
 class Attention:
-    """The inputs from which the attention weights of one block are computed.
+    """The inputs from which the attention weights of one block are computed; pairs are (height, width) in tokens."""
 
-    Attributes:
-        q: (H, W, A, D), queries, scaled.
-        k: (H, W, A, D), keys.
-        pad_k: (A, D), the key of a padding token.
-        bias: (A, 2 * window height - 1, 2 * window width - 1), the relative position bias by offset, that is query
-            position minus key position, in ascending order.
-        window: (height, width) in tokens.
-        shift: (height, width) in tokens.
-    """
-
-    q: Tensor
-    k: Tensor
-    pad_k: Tensor
-    bias: Tensor
+    q: Tensor  # (H, W, A, D), queries, scaled
+    k: Tensor  # (H, W, A, D), keys
+    pad_k: Tensor  # (A, D), the key of a padding token
+    bias: Tensor  # (A, 2 * window height - 1, 2 * window width - 1), by query position minus key position, ascending
     window: Pair
     shift: Pair
 
@@ -59,41 +49,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class CostSeries:
-    """The cost of global and window attention for maps of increasing size.
-
-    Attributes:
-        name: 'paper', or the index of a stage, from 0.
-        window: (height, width) in tokens.
-        channels: channels of the map.
-        sizes: (height, width, FLOPs of global attention, FLOPs of window attention) per map; maps are whole windows.
-        start: index of the size that is shown first: that of the example, or of this image.
-    """
-
-    name: str | int
-    window: Pair
-    channels: int
-    sizes: list[tuple[int, int, int, int]]
-    start: int
-
-
-@dataclass(frozen=True)
 class PageData:
-    """All data of the page.
+    """All data of the page."""
 
-    Attributes:
-        model: display name of the backbone.
-        pixels: (H, W, 3) uint8, the input image.
-        stages: the stages in order.
-        levels: {stride: (rows, columns, 3) uint8}, the principal components of the pyramid as colours.
-        costs: the paper's example, then every stage.
-    """
-
-    model: str
-    pixels: np.ndarray
+    model: str  # display name of the backbone
+    pixels: np.ndarray  # (H, W, 3) uint8, the input image
     stages: list[Stage]
-    levels: dict[int, np.ndarray]
-    costs: list[CostSeries]
+    levels: dict[int, np.ndarray]  # by stride, (rows, columns, 3) uint8: the principal components as colours
+    costs: list[dict[str, Any]]  # of the paper's example, then of every stage, see :func:`_series`
 
 
 def make_record(
@@ -102,16 +65,10 @@ def make_record(
     max_side: int | None = None,
     normalization: Normalization = IMAGENET,
 ) -> PageData:
-    """Run a backbone on an image and record the data of the page.
+    """Run a backbone on an image, any source of :func:`read_image`, and record the data of the page.
 
-    Args:
-        backbone: a :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
-        image: any source of :func:`swin_dense.images.reading.read_image`.
-        max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
-        normalization: how its stored values become the backbone's input.
-
-    Raises:
-        ValueError: the backbone or a part of it is compiled, so that the inputs of its parts cannot be recorded.
+    An image whose longer side has more than ``max_side`` pixels is downscaled. Raises ValueError if a part of the
+    backbone is compiled, so that the inputs of its parts cannot be recorded.
     """
     extraction = Extraction(backbone, normalization, page=0, max_side=max_side)
     pixels = extraction.read(image)
@@ -194,7 +151,7 @@ def _as_bytes(colours: np.ndarray) -> np.ndarray:
     return (colours.clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def _costs(stages: list[Stage]) -> list[CostSeries]:
+def _costs(stages: list[Stage]) -> list[dict[str, Any]]:
     window, channels = (PAPER_EXAMPLE['window'],) * 2, PAPER_EXAMPLE['channels']
     sides = range(window[0], 2 * PAPER_EXAMPLE['side'] + 1, window[0])
     series = [
@@ -211,6 +168,10 @@ def _costs(stages: list[Stage]) -> list[CostSeries]:
     return series
 
 
-def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> CostSeries:
+def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> dict[str, Any]:
+    """Return the cost of maps of whole windows; ``start`` is the index of the one that is shown first.
+
+    ``sizes`` are (height, width, FLOPs of global attention, FLOPs of window attention).
+    """
     sizes = [(*size, msa_flops(*size, channels), window_msa_flops(*size, channels, window)) for size in maps]
-    return CostSeries(name, window, channels, sizes, start)
+    return {'name': name, 'window': window, 'channels': channels, 'sizes': sizes, 'start': start}

@@ -3,9 +3,9 @@
 A name is imported when it is asked for: converting a checkpoint needs no exporter.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swin_dense.utils.lazy import public_name
+from swin_dense.utils.lazy import public_names
 
 if TYPE_CHECKING:
     from swin_dense.export.export import export_model
@@ -18,11 +18,4 @@ _HOMES = {
     'Exported': 'swin_dense.export.verify',
     'export_model': 'swin_dense.export.export',
 }
-
-
-def __getattr__(name: str) -> Any:
-    return public_name(__name__, name, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = public_names(__name__, _HOMES)

@@ -152,11 +152,7 @@ class Normalized(nn.Module):
 
 
 def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:
-    """Return ``path`` as a Path.
-
-    Raises:
-        ValueError: its suffix is not in ``suffixes``, or its folder does not exist.
-    """
+    """Return ``path`` as a Path; raise ValueError if its suffix is not one of these, or its folder does not exist."""
     path = Path(path)
     checks.one_of('the suffix of path', path.suffix, suffixes)
     if not path.parent.is_dir():

@@ -37,24 +37,17 @@ class ExportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs, outputs and metadata of a file. Names and metadata are only for ONNX.
+    """Inputs, outputs and metadata of a file. Names and metadata are only for ONNX."""
 
-    Attributes:
-        example: a tensor for each input. In ONNX, all inputs but the first are optional, with this tensor as default.
-        free: for each input, its dynamic axes mapped to their names.
-        inputs: names of the inputs.
-        outputs: names of the outputs; None gives out0, out1 and so on.
-        facts: metadata of the file.
-        ranges: ``torch.export.Dim`` of dynamic axes with a minimum above 1 or a divisor, by their names.
-        translations: returns the ONNX translations of custom operators, for ``torch.onnx.export``.
-    """
-
+    # For each input, a tensor. In ONNX, all inputs but the first are optional, with this tensor as default.
     example: tuple[Tensor, ...]
-    free: tuple[dict[int, str], ...]
-    inputs: tuple[str, ...] = ('img',)
-    outputs: tuple[str, ...] | None = None
-    facts: dict[str, str] = field(default_factory=dict)
+    free: tuple[dict[int, str], ...]  # for each input, its dynamic axes mapped to their names
+    inputs: tuple[str, ...] = ('img',)  # names
+    outputs: tuple[str, ...] | None = None  # names; None gives out0, out1 and so on
+    facts: dict[str, str] = field(default_factory=dict)  # metadata of the file
+    # ``torch.export.Dim`` of dynamic axes with a minimum above 1 or a divisor, by their names.
     ranges: dict[str, Any] = field(default_factory=dict)
+    # Returns the ONNX translations of custom operators, for ``torch.onnx.export``.
     translations: Callable[[], dict[Any, Callable[..., Any]]] = dict
 
 
@@ -144,11 +137,7 @@ FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}
 
 
 def outputs_of(result: Any) -> list[Tensor]:
-    """Flatten tensors nested in tuples, lists and dicts into a list, in the order of the outputs of exported files.
-
-    Raises:
-        TypeError: the result contains other objects.
-    """
+    """Flatten tensors nested in tuples, lists and dicts into a list, in the order of the outputs of exported files."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, dict):

@@ -22,49 +22,33 @@ Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
-
-    Attributes:
-        path: the file.
-        nodes: number of nodes in its graph.
-        errors: maps image shapes (B, C, H, W) to the error there: of a backbone the largest relative error of any
-            output, of a whole model the share of predictions that differ. Empty with ``check=False``.
-    """
+    """The result of an export."""
 
     path: Path
-    nodes: int
+    nodes: int  # in the graph of the file
+    # By image shape (B, C, H, W): of a backbone the largest relative error of any output, of a whole model the share of
+    # predictions that differ. Empty with ``check=False``.
     errors: dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a file is compared with its model.
+    """How a file is compared with its model."""
 
-    Attributes:
-        shapes: shapes (B, C, H, W) of the images.
-        error: returns the error of a file for an image of a shape, and the number of outputs or predictions compared.
-        limit: largest error allowed.
-        message: describes a larger ``error``, with ``limit``, as a format string.
-        if_nothing: message if nothing was compared for any shape.
-        device: device of the model, for files of torch.
-    """
-
-    shapes: Sequence[tuple[int, ...]]
+    shapes: Sequence[tuple[int, ...]]  # (B, C, H, W) of the images
+    # Returns the error of a file for an image of a shape, and the number of outputs or predictions compared.
     error: Callable[[Run, tuple[int, ...]], tuple[float, int]]
-    limit: float
-    message: str
-    if_nothing: str = 'the model has no outputs'
-    device: torch.device | str = 'cpu'
+    limit: float  # largest error allowed
+    message: str  # describes a larger ``error``, with ``limit``, as a format string
+    if_nothing: str = 'the model has no outputs'  # message if nothing was compared for any shape
+    device: torch.device | str = 'cpu'  # of the model, for files of torch
 
 
 def write_verified(path: Path, write: Callable[[Path], int], comparison: Comparison | None, hint: str = '') -> Exported:
-    """Write a file and compare it with its model.
+    """Write a file, and compare it with its model if ``comparison`` is given.
 
-    Args:
-        path: the destination.
-        write: traces the model, writes the file to a path and returns the number of nodes.
-        comparison: how to compare; None does not.
-        hint: what may help if the model cannot be traced.
+    ``write`` traces the model, writes the file to a path and returns the number of nodes; ``hint`` is what may help if
+    that fails.
 
     Raises:
         ExportError: the model cannot be traced or converted, or the file does not run or differs from the model. The
@@ -104,12 +88,7 @@ def _errors(path: Path, comparison: Comparison) -> dict[tuple[int, ...], float]:
 
 
 def load(path: Path, device: torch.device | str = 'cpu') -> Run:
-    """Return a function that runs a file: ``.onnx`` in ONNX Runtime on the CPU, others in torch.
-
-    Args:
-        path: the file.
-        device: device of the inputs of ``.ts`` and ``.pt2`` files, that of the export.
-    """
+    """Return a function that runs a file: ``.onnx`` in ONNX Runtime on the CPU, others in torch on a device."""
     if path.suffix == '.onnx':
         import onnxruntime  # an optional package
 

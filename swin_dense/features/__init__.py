@@ -4,9 +4,9 @@ A name, or a module such as ``swin_dense.features.folder``, is imported when it 
 torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swin_dense.utils.lazy import public_name
+from swin_dense.utils.lazy import public_names
 
 if TYPE_CHECKING:
     from swin_dense.features.extractor import Extractor
@@ -20,11 +20,4 @@ _HOMES = {
     'extract_pyramid': 'swin_dense.features.pyramid',
     'preset': 'swin_dense.images.normalization',
 }
-
-
-def __getattr__(name: str) -> Any:
-    return public_name(__name__, name, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = public_names(__name__, _HOMES)

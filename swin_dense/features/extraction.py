@@ -31,13 +31,8 @@ Blocks = dict[int, tuple[slice, slice, Tensor]]
 class Extraction:
     """A backbone, how images are read for it, and which maps are computed.
 
-    Args:
-        backbone: the backbone, in evaluation mode when it runs; the other arguments are those of
-            :func:`swin_dense.extract_pyramid`.
-
-    Attributes:
-        levels: the strides of the maps, in the backbone's order.
-        tiling: size and overlap of tiles, or None.
+    The arguments are those of :func:`swin_dense.extract_pyramid`. Afterwards ``levels`` are the strides of the maps, in
+    the backbone's order, and ``tiling`` is the size and overlap of tiles, or None.
     """
 
     backbone: SwinBackbone

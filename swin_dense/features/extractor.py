@@ -106,7 +106,7 @@ class Extractor:
         Args:
             rows: columns, as numpy arrays or lists of equal length. The images are taken from the first of these
                 columns that exists: 'bytes' (contents of image files), 'image' (decoded images, or any other source of
-                :func:`swin_dense.images.reading.read_image`), 'path' (paths and addresses).
+                :func:`swin_dense.images.reading.read_image`), 'path'.
 
         Returns:
             The given columns except 'bytes' and 'image', and in addition 'level_s' (B, C) for each stride s, 'height'

@@ -25,12 +25,8 @@ ROWS_PER_PART = 4096
 class FeatureFolder:
     """The output of `swin-dense features`. A file gets its final name only when it is complete and on disk.
 
-    Args:
-        root: the folder, created if it does not exist.
-        settings: what determines the features, as JSON. All runs into a folder must have the same.
-
-    Attributes:
-        finished: paths of the images that have features.
+    ``settings``, in the types of JSON, determine the features: all runs into a folder must have the same. ``finished``
+    are the paths of the images that have features.
     """
 
     def __init__(self, root: Path, settings: Mapping[str, Any]) -> None:

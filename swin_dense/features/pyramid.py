@@ -59,23 +59,6 @@ class Pyramid(Mapping[int, Tensor]):
         shapes = ', '.join(f'{stride}: {tuple(level.shape)}' for stride, level in self.items())
         return f'Pyramid({{{shapes}}}, image_size={self.image_size})'
 
-    def cell_box(self, stride: int, row: int, column: int) -> tuple[int, int, int, int]:
-        """Return the pixels that a cell covers, clipped to the image: (top, left, bottom, right), half open."""
-        rows, columns = self[stride].shape[-2:]
-        if not (0 <= row < rows and 0 <= column < columns):
-            raise IndexError(f'the map of stride {stride} has {rows} x {columns} cells, got cell ({row}, {column})')
-        height, width = self.image_size
-        top, left = row * stride, column * stride
-        return top, left, min(top + stride, height), min(left + stride, width)
-
-    def cell_at(self, stride: int, y: int, x: int) -> tuple[int, int]:
-        """Return the (row, column) of the cell that covers the pixel in row y and column x."""
-        self[stride]  # raises KeyError for an unknown stride
-        height, width = self.image_size
-        if not (0 <= y < height and 0 <= x < width):
-            raise IndexError(f'the image is {height} x {width} pixels, got the pixel ({y}, {x})')
-        return y // stride, x // stride
-
 
 class PyramidOptions(TypedDict, total=False):
     """The options of :func:`extract_pyramid`, for type checkers and editors."""

@@ -51,20 +51,13 @@ class Runner:
     """Compute the maps of images, or one vector per image and level.
 
     When the device runs out of memory, the batch is split, and the reduced size is kept for later batches.
-
-    Attributes:
-        extraction: how features are computed; its backbone is in evaluation mode, on its device, without a wrapper.
-        pool: how to pool each level to a vector, a key of ``POOLINGS``; None for maps.
-        batch_size: largest number of images of equal size in a batch.
-        workers: number of threads that read images ahead.
-        pixels: largest number of pixels in a batch.
     """
 
-    extraction: Extraction
-    pool: str | None = None
-    batch_size: int = 8
-    workers: int = 2
-    pixels: int = BATCH_PIXELS
+    extraction: Extraction  # its backbone is in evaluation mode, on its device, without a wrapper
+    pool: str | None = None  # how to pool each level to a vector, a key of ``POOLINGS``; None for maps
+    batch_size: int = 8  # largest number of images of equal size in a batch
+    workers: int = 2  # threads that read images ahead
+    pixels: int = BATCH_PIXELS  # most in a batch
 
     def run(self, items: Iterator[Item]) -> Generator[Result, None, None]:
         """Yield the features of each image; closing the generator ends the threads that read ahead."""
@@ -166,7 +159,7 @@ def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
 def read_ahead(
     items: Iterator[Item], read: Callable[[Item], Value], workers: int
 ) -> Generator[tuple[Item, Value], None, None]:
-    """Yield each item with what ``read`` returns for it, in order, while threads list and read the next ones.
+    """Yield each item with what ``read`` returns for it, in order, while threads read the next ones.
 
     Threads are sufficient because image decoders release the GIL. With 0 workers, each image is read on demand.
     """
@@ -174,31 +167,23 @@ def read_ahead(
         yield from ((item, read(item)) for item in items)
         return
 
-    def following() -> tuple[Item, int] | None:
-        item = next(items, None)
-        return item and (item, decoded_bytes(item.source))
-
-    most, taken = 4 * workers, 0
+    known = ((item, decoded_bytes(item.source)) for item in items)
+    following = next(known, None)
+    taken = 0
     costs: deque[tuple[Item, int]] = deque()
     images: deque[Future[Value]] = deque()
-    lister, readers = ThreadPoolExecutor(1), ThreadPoolExecutor(workers)
-    listed = deque(lister.submit(following) for _ in range(most))
+    readers = ThreadPoolExecutor(workers)
     try:
-        while True:
-            while len(images) < most and (listed[0].done() or not images):
-                found = listed[0].result()
-                if found is None or (images and taken + found[1] > _AHEAD_BYTES):
+        while following or images:
+            while following and len(images) < 4 * workers:
+                if images and taken + following[1] > _AHEAD_BYTES:
                     break
-                listed.popleft()
-                listed.append(lister.submit(following))
-                costs.append(found)
-                images.append(readers.submit(read, found[0]))
-                taken += found[1]
-            if not images:
-                return
+                costs.append(following)
+                images.append(readers.submit(read, following[0]))
+                taken += following[1]
+                following = next(known, None)
             item, cost = costs.popleft()
             yield item, images.popleft().result()  # no local name, so that only the caller references the image
             taken -= cost
     finally:
-        lister.shutdown(cancel_futures=True)
         readers.shutdown(cancel_futures=True)

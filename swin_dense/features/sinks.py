@@ -23,11 +23,6 @@ _GEM_FLOOR = 1e-6
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 
 
-def level_size(image_size: Pair, stride: int) -> Pair:
-    """Return (height, width) in cells of a level of an image."""
-    return -(-image_size[0] // stride), -(-image_size[1] // stride)
-
-
 class MapSink:
     """Assemble the maps in arrays, which ``make`` allocates when the first block arrives.
 
@@ -43,7 +38,8 @@ class MapSink:
     def write(self, blocks: Blocks) -> None:
         if not self._shapes:
             for stride, (_, _, values) in blocks.items():
-                self._shapes[stride] = (len(values), *level_size(self._image_size, stride))
+                height, width = (-(-side // stride) for side in self._image_size)
+                self._shapes[stride] = (len(values), height, width)
             self._array_of = self._make(self._shapes, values)
         for stride, (rows, columns, values) in blocks.items():
             array = self._array_of(stride)

@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from swin_dense.utils.addresses import is_address, read_bytes
-
 _SUFFIXES = (
     'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx '
     'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp'
@@ -22,18 +20,13 @@ Skipped = dict[str, str | None]
 def list_images(
     places: Sequence[str | os.PathLike], skipped: Skipped | None = None, without: Sequence[str | os.PathLike] = ()
 ) -> list[str]:
-    """List the images of files, folders, glob patterns, lists and addresses of single images, each once.
+    """List the images of files, folders, glob patterns and lists, each once.
 
     Folders are searched recursively, following links, for files with the suffix of an image. A ``.txt`` file contains
-    one path or address per line.
+    one path per line. ``skipped`` is filled with the paths that are skipped in folders, and the reason, or None for
+    other suffixes. Folders in ``without`` are not searched.
 
-    Args:
-        places: paths, patterns and addresses.
-        skipped: filled with the paths that are skipped in folders, and the reason, or None for other suffixes.
-        without: folders that are not searched.
-
-    Raises:
-        FileNotFoundError: a place does not exist, or is a pattern without matches.
+    Raises FileNotFoundError if a place does not exist, or is a pattern without matches.
     """
     found: dict[str, None] = {}
     skipped = {} if skipped is None else skipped
@@ -43,13 +36,13 @@ def list_images(
             names = sorted(walk(place, is_image, skipped, {os.path.realpath(one) for one in without}))
         elif path.suffix == '.txt':
             names = lines_in(place)
-        elif path.exists() or is_address(place):
+        elif path.exists():
             names = [place]
         else:
             names = sorted(name for name in glob.glob(place, recursive=True) if not is_special(name))
             if not names:
                 raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
-        found.update((name if is_address(name) else os.path.abspath(name), None) for name in names)
+        found.update((os.path.abspath(name), None) for name in names)
     return list(found)
 
 
@@ -60,11 +53,9 @@ def is_image(name: str) -> bool:
 
 def lines_in(place: str | os.PathLike) -> list[str]:
     """Return the lines of a text file that are not empty: UTF-8, or UTF-16 as Windows writes it."""
-    content = read_bytes(place)
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        text = content.decode('utf-16')
-    else:
-        text = content.removeprefix(codecs.BOM_UTF8).decode(errors='surrogateescape')
+    content = Path(place).read_bytes()
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode('utf-16') if is_utf_16 else content.decode('utf-8-sig', 'surrogateescape')
     return [line for line in text.splitlines() if line.strip()]
 
 

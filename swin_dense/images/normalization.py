@@ -77,14 +77,9 @@ class Normalization:
         return self.mean is not None and self.scale is None
 
     def check_for(self, channels: int, known: str | None) -> None:
-        """Check the numbers for a backbone.
+        """Raise ValueError if the numbers do not fit the input channels of a backbone.
 
-        Args:
-            channels: its input channels.
-            known: the preset that its weights expect, if that is known; other numbers only cause a warning.
-
-        Raises:
-            ValueError: the numbers do not fit the channels.
+        Other numbers than those of ``known``, the preset that its weights are known to expect, only cause a warning.
         """
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
             _not_imagenet(channels, known)

@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from swin_dense.images.pixels import (
     within_16_bits,
 )
 from swin_dense.utils import checks, compat
-from swin_dense.utils.addresses import is_address, read_bytes
 
 # Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5
@@ -39,7 +39,6 @@ _CONVERTED_MODES = {'1': 'L', 'La': 'LA', 'PA': 'RGBA', 'RGBa': 'RGBA'}  # other
 _ORIENTATION_TAG = 274
 _PNG_DEPTH = 24  # position of the bit depth in a PNG
 _ROWS_AT_ONCE = 256
-_BYTES_OF_ADDRESS = 1 << 26  # estimate for 9 megapixels, because the header of a remote image is not read in advance
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
@@ -50,9 +49,8 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, page: int | No
     is dropped, a grey image is repeated over three channels, and a palette is converted to RGB.
 
     Args:
-        source: a path, an address such as ``s3://bucket/image.jpg``, the bytes of an image file, a file opened with
-            'rb', a PIL image, a numpy array (H, W) or (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8,
-            uint16 or floating.
+        source: a path, the bytes of an image file, a file opened with 'rb' (of fsspec, say), a PIL image, a numpy array
+            (H, W) or (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8, uint16 or floating.
         channels: number of input channels of the backbone.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them. Files and PIL images are not affected.
         page: page of a TIFF, or frame of an animation, counted from 0; None for the only page or the first frame.
@@ -80,7 +78,7 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
         with decoding():
             return _pil_pixels(source)
     if isinstance(source, (str, os.PathLike)):
-        return decode(read_bytes(source), page)
+        return decode(Path(source).read_bytes(), page)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return decode(bytes(source), page)
     if hasattr(source, 'read'):
@@ -90,7 +88,7 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
             raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
         return decode(content, page)
     raise TypeError(
-        'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
+        'an image must be a path, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'
     )
 
@@ -156,8 +154,6 @@ def _pil_pixels(image: Image.Image) -> Pixels:
 
 def decoded_bytes(source: Any) -> int:
     """Estimate from its header the bytes needed to decode an image; 0 for sources that are already decoded."""
-    if is_address(source):
-        return _BYTES_OF_ADDRESS
     content = source.getvalue() if isinstance(source, io.BytesIO) else source
     if not isinstance(content, (str, os.PathLike, bytes)):
         return 0

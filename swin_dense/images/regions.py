@@ -15,7 +15,6 @@ from swin_dense.images import tiff
 from swin_dense.images.pixels import ImageError, Pixels, decoding, naming, reverse_colours
 from swin_dense.images.reading import pixels_of
 from swin_dense.images.tiles import Box
-from swin_dense.utils.addresses import is_address
 
 
 class LargeImage:
@@ -43,12 +42,8 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
     """Open an image for reading by regions, and close it at the end of the block.
 
     Regions are read lazily from arrays (also memory-mapped and zarr arrays), and from TIFF files, which need the
-    packages tifffile and zarr, and imagecodecs if compressed. Rotated TIFFs, TIFFs of 32-bit integers and other files
-    are decoded as a whole and kept in memory at full bit depth. A warning is logged if a missing imagecodecs is the
-    cause.
-
-    The source, the arguments and the errors are those of :func:`swin_dense.images.reading.read_image`; the source may
-    also be a zarr array.
+    packages tifffile and zarr, and imagecodecs if compressed. Other files, rotated TIFFs and those of 32-bit integers
+    are decoded as a whole. The source, the arguments and the errors are those of ``read_image``.
     """
     with contextlib.ExitStack() as stack:
         with naming(source):
@@ -60,7 +55,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
 
 def _open(source: Any, page: int | None, stack: contextlib.ExitStack) -> Pixels:
     """Return pixels whose values are read when they are sliced, if the source allows it."""
-    if isinstance(source, (str, os.PathLike)) and not is_address(source):
+    if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         with path.open('rb') as file:
             is_tiff = file.read(4) in tiff.MAGIC

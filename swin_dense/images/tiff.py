@@ -27,17 +27,11 @@ _logger = logging.getLogger(__package__)
 def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Pixels | None:
     """Read a page of a TIFF, a path or an open file that ``stack`` closes.
 
-    Args:
-        file: a path or an open file.
-        number: index of the page; None for the only one, beside which there may be smaller versions of it.
-        stack: closes the file.
-        by_regions: return values that are decoded when they are sliced, if the page and installed packages allow it.
+    Without a ``number``, it is the only one, beside which there may be smaller versions of it. With ``by_regions``, the
+    values are decoded when they are sliced, if the page and installed packages allow it. Return None if PIL must decode
+    the file, because its colours need a conversion or a package is missing.
 
-    Returns:
-        The pixels; None if PIL must decode the file, because its colours need a conversion or a package is missing.
-
-    Raises:
-        ImageError: the page does not exist, is one of several, or has an unsupported type of pixels.
+    Raises ImageError if the page does not exist, is one of several, or has an unsupported type of pixels.
     """
     page = _page_to_read(file, number, stack, by_regions)
     if page is None:

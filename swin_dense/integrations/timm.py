@@ -113,14 +113,7 @@ class _TimmModel(nn.Module):
 class SwinDenseFeatures(_TimmModel):
     """The feature pyramid, for ``features_only=True``: normalised maps (B, C, H, W).
 
-    Args:
-        network: 'swin' or 'swinv2'.
-        arch: see :class:`swin_dense.SwinBackbone`.
-        out_indices: indices of the stages to return, negative ones from the end; an integer n selects the last n.
-        **options: options of the backbone.
-
-    Attributes:
-        feature_info: timm's description of the maps.
+    ``out_indices`` are the stages to return, negative ones from the end; an integer n selects the last n.
     """
 
     def __init__(self, network: str, arch: str, out_indices: int | Sequence[int] = 4, **options: Any) -> None:
@@ -139,13 +132,7 @@ class SwinDenseFeatures(_TimmModel):
 class SwinDenseClassifier(_TimmModel, SwinClassifier):
     """A classifier: backbone, norm, mean over tokens, dropout, linear layer.
 
-    Args:
-        network: 'swin' or 'swinv2'.
-        arch: see :class:`swin_dense.SwinBackbone`.
-        num_classes: number of classes; 0 removes the linear layer.
-        global_pool: 'avg', or '' to return the map without pooling.
-        head_drop_rate: dropout rate before the linear layer.
-        **options: options of the backbone.
+    ``num_classes=0`` removes the linear layer, and ``global_pool=''`` returns the map without pooling.
     """
 
     def __init__(
@@ -198,13 +185,8 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Return the last map and the maps of some stages, (B, C_i, H_i, W_i), as timm's Swin does.
 
-        Args:
-            x: images (B, in_chans, H, W).
-            indices: indices of the stages, negative ones from the end; an integer n selects the last n, None all.
-            norm: whether to normalise the map of the last stage; the other maps are never normalised.
-            stop_early: ignored, all stages are computed.
-            output_fmt: 'NCHW'.
-            intermediates_only: return only the maps of the stages.
+        ``indices`` are as in :class:`SwinDenseFeatures`; None is all. ``norm`` normalises the map of the last stage
+        alone, and ``stop_early`` has no effect.
         """
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)

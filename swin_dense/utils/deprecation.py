@@ -15,6 +15,13 @@ _WORDS = 'words select recipes, as in `swin-dense zoo panoptic coco swin-l`'
 _IN_PYTHON = 'build the backbone with create_backbone(checkpoint=...), and write the result of export_state_dict'
 _WHOLE = 'swin_dense.export_whole exports detectors and segmentors'
 _COMPLEXITY = 'examples/complexity.py has the formulas and the plot'
+_SUPERVISION = 'supervision reads and writes COCO, as docs/own-data.md shows'
+
+
+def _options(command: str, instead: str, *names: str) -> dict[str, str]:
+    return {f'swin-dense {command} --{name}': instead for name in names}
+
+
 # By the full name of an object or a module, or by the command line.
 GONE = {
     'swin_dense.SimMIM': _MMPRETRAIN,
@@ -35,40 +42,28 @@ GONE = {
     'swin_dense.integrations.transformers': (
         "after import swin_dense.integrations.timm, transformers takes TimmBackboneConfig(backbone='swin_dense_t')"
     ),
-    'swin_dense.runtime.Coco': 'supervision reads and writes COCO, as docs/own-data.md shows',
+    'swin_dense.runtime.Coco': _SUPERVISION,
     'swin-dense eval': "timm's validate.py measures a classifier that swin_dense.integrations.timm registers",
     'swin-dense visualize': 'examples/pictures.py draws pyramids, attention, windows and masks; grad-cam, its own maps',
-    'swin-dense convert --arch': _IN_PYTHON,
-    'swin-dense convert --channel-policy': _IN_PYTHON,
     'swin-dense convert --ema': 'load_checkpoint(..., ema=True), then export_state_dict',
     'swin-dense convert --final-norm': 'load_checkpoint(..., final_norm=True), then export_state_dict',
     'swin-dense convert --hash': 'sha256sum names the digest of a file',
-    'swin-dense convert --in-channels': _IN_PYTHON,
     'swin-dense convert --json': 'load_checkpoint returns the report',
     'swin-dense convert --source-window-size': 'load_checkpoint(..., window_size=...), then export_state_dict',
-    'swin-dense convert --table-resize': _IN_PYTHON,
     'swin-dense convert --trust': 'load_checkpoint(..., trust=True), then export_state_dict',
-    'swin-dense convert --window-size': _IN_PYTHON,
     'swin-dense doctor --again': 'the Triton kernel is tried where it is used',
     'swin-dense doctor --json': 'its output is text alone',
     'swin-dense features --format': 'it writes safetensors and a table; numpy writes other formats',
-    'swin-dense features --part-rows': _EXTRACTOR,
     'swin-dense features --prune': 'it goes on where it stopped; delete the folder to begin anew',
-    'swin-dense features --shard': _EXTRACTOR,
-    'swin-dense flops --arch': _COMPLEXITY,
-    'swin-dense flops --channels': _COMPLEXITY,
-    'swin-dense flops --force': _COMPLEXITY,
-    'swin-dense flops --grid': _COMPLEXITY,
-    'swin-dense flops --out': _COMPLEXITY,
-    'swin-dense flops --window-size': _COMPLEXITY,
-    'swin-dense predict --annotations': 'supervision reads and writes COCO, as docs/own-data.md shows',
-    'swin-dense predict --format': 'supervision reads and writes COCO, as docs/own-data.md shows',
-    'swin-dense predict --overlap': _LARGE,
-    'swin-dense predict --tile': _LARGE,
     'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
-    'swin-dense zoo --arch': _WORDS,
-    'swin-dense zoo --data': _WORDS,
-    'swin-dense zoo --task': _WORDS,
+    'swin-dense test --tta': 'tools/test.py of mmdet and mmseg have it, and take the file of `swin-dense config`',
+    'swin-dense zoo --markdown': '--weights is its name',
+    **_options('convert', _IN_PYTHON, 'arch', 'channel-policy', 'in-channels', 'table-resize', 'window-size'),
+    **_options('features', _EXTRACTOR, 'part-rows', 'shard'),
+    **_options('flops', _COMPLEXITY, 'arch', 'channels', 'force', 'grid', 'out', 'window-size'),
+    **_options('predict', _LARGE, 'overlap', 'tile'),
+    **_options('predict', _SUPERVISION, 'annotations', 'format'),
+    **_options('zoo', _WORDS, 'arch', 'data', 'task'),
 }
 
 

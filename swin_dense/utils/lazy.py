@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -12,15 +13,9 @@ from swin_dense.utils.deprecation import why_gone
 
 
 def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
-    """Return a public name, or a module, of a package; called by the package's ``__getattr__``.
+    """Return a public name, or a module, of a package, given the full name of the module of each.
 
-    Args:
-        package: the package.
-        name: what is asked for.
-        homes: the full name of the module of each public name.
-
-    Raises:
-        AttributeError: there is no such name; of one that is gone, the message says what to use.
+    Raises AttributeError if there is no such name; of one that is gone, the message says what to use.
     """
     if name in homes:
         found = getattr(import_module(homes[name]), name)
@@ -31,6 +26,11 @@ def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
     if name.startswith('_') or find_spec(f'{package}.{name}') is None:
         raise AttributeError(f'module {package!r} has no attribute {name!r}')
     return import_module(f'{package}.{name}')
+
+
+def public_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package with these public names; see :func:`public_name`."""
+    return partial(public_name, package, homes=homes), lambda: [*homes]
 
 
 def require_core() -> None:

@@ -28,7 +28,6 @@ FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 DISTRIBUTIONS = {
     'PIL': 'Pillow',
     'cv2': 'opencv-python',
-    'detectron2': 'git+https://github.com/facebookresearch/detectron2 --no-build-isolation',
     'mmseg': 'mmsegmentation',
     'yaml': 'PyYAML',
 }
@@ -38,23 +37,17 @@ def require(user: str, *packages: str) -> None:
     """Raise ImportError, with how to install them, if ``packages`` (import names) that ``user`` needs are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise ImportError(_is_missing(user, missing))
+        are = 'is' if len(missing) == 1 else 'are'
+        raise ImportError(
+            f'{user} needs {", ".join(missing)}, which {are} not installed: {install_command(*missing)}',
+            name=missing[0],
+        )
 
 
 def optional(user: str, module: str) -> ModuleType:
     """Import a module of an optional package; an ImportError says how to install it for ``user``."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition('.')[0]
-        if error.name is None or error.name.partition('.')[0] != package:
-            raise
-        raise ImportError(_is_missing(user, [package]), name=package) from error
-
-
-def _is_missing(user: str, packages: list[str]) -> str:
-    are = 'is' if len(packages) == 1 else 'are'
-    return f'{user} needs {", ".join(packages)}, which {are} not installed: {install_command(*packages)}'
+    require(user, module.partition('.')[0])
+    return import_module(module)
 
 
 def install_command(*packages: str) -> str:
@@ -79,11 +72,11 @@ def _extras_of(packages: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     extras: list[str] = []
     left = set(packages)
-    known = set().union(*EXTRAS.values()) if find_spec('torch') else set()
-    while left & known:
-        best = max(EXTRAS, key=lambda name: len(EXTRAS[name] & left))
-        extras.append(best)
-        left = left - EXTRAS[best]
+    by_use = sorted(EXTRAS, key=lambda name: -len(EXTRAS[name].intersection(packages)))
+    for name in by_use if find_spec('torch') else ():
+        if EXTRAS[name] & left:
+            extras.append(name)
+            left -= EXTRAS[name]
     return extras, [package for package in packages if package in left]
 
 
@@ -104,7 +97,7 @@ def uses_forks() -> bool:
 
 def versions_of(package: str) -> dict[str, str]:
     """Return the names and versions of a distribution and of others with its import name, as far as installed."""
-    names = (package, *MMCVS) if package in MMCVS else (package, FORKS.get(package, ''))
+    names = MMCVS if package in MMCVS else (package, FORKS.get(package, package))
     versions = {name: version_of(name) for name in names}
     return {name: version for name, version in versions.items() if version}
 
@@ -112,6 +105,6 @@ def versions_of(package: str) -> dict[str, str]:
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None."""
     try:
-        return importlib.metadata.version(distribution) if distribution else None
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None

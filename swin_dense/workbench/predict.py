@@ -26,19 +26,10 @@ from swin_dense.workbench.weights import build_whole
 
 
 class Predictor(ImagePredictor):
-    """A detector or segmentor with loaded weights, to be called with image files.
+    """A detector or segmentor of a config, with the weights of a file or an address, to be called with image files.
 
-    Args:
-        config: config of mmdet or mmseg.
-        checkpoint: file or address of the weights of the whole model.
-        device: device; None uses CUDA if available, else the CPU.
-        score: minimum score of detections.
-        allow_partial: accept a checkpoint that does not fill the model, and log a warning; what it lacks is random.
-
-    Attributes:
-        classes: class names by label: those of the checkpoint, or of the test data set if it has none.
-        palette: RGB colour of each class.
-        model: the model.
+    Class names and colours are those of the checkpoint, or of the test data set if it has none. Without ``device``, it
+    is CUDA if available, else the CPU. ``score`` is the minimum of detections.
     """
 
     def __init__(

@@ -10,24 +10,16 @@ from typing import Any
 
 import torch
 from mmengine._strategy import FSDPStrategy
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.registry import STRATEGIES
 
 
 def prepare_training(
     config: Config, *, amp: bool = False, auto_scale_lr: bool = False, resume: str | None = None
 ) -> Config:
-    """Return a config for training.
+    """Return a config, with ``work_dir`` and ``launcher``, for training with the options of `swin-dense train`.
 
-    Args:
-        config: config with ``work_dir`` and ``launcher``.
-        amp: whether to train in automatic mixed precision.
-        auto_scale_lr: whether to scale the learning rate with the total batch size.
-        resume: checkpoint to resume from, 'auto' for the last one in the work directory, None to follow the config.
-
-    Raises:
-        FileNotFoundError: the work directory has no last checkpoint.
-        ValueError: the config lacks an entry that an option needs.
+    ``resume`` is a checkpoint, 'auto' for the last one in the work directory, or None to follow the config.
     """
     config = _prepare(config, ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper'))
     if amp:
@@ -59,23 +51,11 @@ def _check_last_checkpoint(work_dir: Path) -> None:
         raise FileNotFoundError(f'--resume: there is no checkpoint {last}, which {pointer} names. {advice}')
 
 
-def prepare_test(
-    config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None, tta: bool = False
-) -> Config:
-    """Return a config for testing.
-
-    Args:
-        config: config with ``work_dir`` and ``launcher``.
-        checkpoint: file or address.
-        out: for a detector, a .pkl file for the predictions; for a segmentor, a folder for label maps.
-        show_dir: folder for images of predictions next to the ground truth.
-        tta: whether to use test-time augmentation, as set in the config.
-    """
+def prepare_test(config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None) -> Config:
+    """Return a config, with ``work_dir`` and ``launcher``, for testing with the options of `swin-dense test`."""
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
     config.load_from = checkpoint
     is_detector = config.get('default_scope') == 'mmdet'
-    if tta:
-        _augment(config, is_detector)
     if show_dir is not None:
         hook = config.default_hooks.get('visualization')
         if hook is None:
@@ -110,20 +90,6 @@ def _prepare(config: Config, needed: tuple[str, ...]) -> Config:
     if config.launcher == 'pytorch' and not torch.cuda.is_available():
         config.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
     return config
-
-
-def _augment(config: Config, is_detector: bool) -> None:
-    if 'tta_model' not in config or 'tta_pipeline' not in config:
-        raise ValueError('--tta needs tta_model and tta_pipeline in the config')
-    if is_detector and config.model.get('roi_head', {}).get('mask_head'):
-        print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
-        config.model.roi_head.mask_head = None
-        config.model.roi_head.mask_roi_extractor = None
-        for evaluator in _evaluators(config):
-            if 'metric' in evaluator:
-                evaluator.metric = 'bbox'
-    config.model = ConfigDict(**config.tta_model, module=config.model)
-    config.test_dataloader.dataset.pipeline = config.tta_pipeline
 
 
 def _evaluators(config: Config) -> list[Any]:

@@ -24,16 +24,12 @@ _MISFIT = re.compile(r'^\s*(?:size mismatch for |[Ww]hile copying the parameter 
 
 
 def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) -> tuple[nn.Module, Mapping[str, Any]]:
-    """Build the model of a config on the CPU and load its weights; return it and the ``meta`` of the checkpoint.
+    """Build the model of a config on the CPU and load its weights, from a file or an address.
 
-    Args:
-        config: config of mmdet or mmseg.
-        checkpoint: file or address of the weights of the whole model.
-        allow_partial: see :func:`load_whole`.
+    Return the model and the ``meta`` of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint cannot be fetched or read, or does not fill the model.
-        FileNotFoundError: the file does not exist.
         ValueError: the model cannot be built.
     """
     content, described = read_checkpoint(checkpoint)
@@ -51,17 +47,10 @@ def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) ->
 
 
 def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, allow_partial: bool = False) -> None:
-    """Load the weights of a whole model.
+    """Load a checkpoint, or its state dict, into a whole model; ignore other entries, with a warning.
 
-    Args:
-        model: detector or segmentor.
-        content: checkpoint, or its state dict. Other entries are ignored, with a warning.
-        described: name of the checkpoint in messages.
-        allow_partial: accept a checkpoint that does not fill the model, with a warning. The other parameters keep the
-            values of the constructor, which are random.
-
-    Raises:
-        CheckpointError: the checkpoint lacks parameters of the model, or has them in another shape.
+    Raises CheckpointError if it lacks parameters of the model, or has them in another shape. With ``allow_partial``
+    this is a warning, and they keep the values of the constructor, which are random.
     """
     weights = content.get('state_dict', content)
     state = OrderedDict((str(name).removeprefix('module.'), tensor) for name, tensor in weights.items())
@@ -99,7 +88,6 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
 
 
 def _lacks(start: str, missing: list[str], misfits: list[str], total: int) -> str:
-    """Return which of the parameters did not load."""
     kinds = {'missing': missing, 'of another shape': misfits}
     parts = [f'{len(names)} are {kind} ({listed(names)})' for kind, names in kinds.items() if names]
     return f'{start}: of {total} parameters {" and ".join(parts)}'

@@ -1,7 +1,5 @@
 """`swin-dense weights`."""
 
-import json
-
 import pytest
 
 from swin_dense.archs.weights import published
@@ -25,12 +23,6 @@ def test_some_and_one(capsys):
     printed = capsys.readouterr().out
     assert published()['swin_b.in1k'].address in printed
     assert 'swin_b.in1k_384' not in printed
-
-
-def test_as_json(capsys):
-    assert main(['weights', '--json']) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert {one['name']: one['address'] for one in listed} == {n: one.address for n, one in published().items()}
 
 
 @pytest.mark.parametrize('arguments', ['weights swin_t.in1kk', 'features photos --out out --checkpoint swin_t.in1kk'])

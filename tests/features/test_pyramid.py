@@ -247,24 +247,10 @@ def test_compiled():
         assert_same(pyramid, alone(backbone, image))
 
 
-def test_cells_and_pixels(backbone):
+def test_a_pyramid_names_its_strides(backbone):
     pyramid = extract_pyramid(backbone, PHOTOGRAPH)
-    for stride, level in pyramid.items():
-        covered = np.zeros((97, 131), int)
-        for cell in np.ndindex(*level.shape[1:]):
-            top, left, bottom, right = pyramid.cell_box(stride, *cell)
-            covered[top:bottom, left:right] += 1
-            assert pyramid.cell_at(stride, top, left) == cell
-            assert pyramid.cell_at(stride, bottom - 1, right - 1) == cell
-        assert (covered == 1).all()
-    with pytest.raises(IndexError, match='25 x 33 cells'):
-        pyramid.cell_box(4, 25, 0)
-    with pytest.raises(IndexError, match='97 x 131 pixels'):
-        pyramid.cell_at(4, 97, 0)
     with pytest.raises(KeyError, match='the strides are'):
         pyramid[5]
-    with pytest.raises(KeyError, match='the strides are'):
-        pyramid.cell_at(5, 0, 0)
     assert '4: (16, 25, 33)' in repr(pyramid)
 
 

@@ -1,19 +1,12 @@
-"""Sources of images: folders, lists, patterns and addresses."""
+"""Sources of images: folders, lists and patterns."""
 
 import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from swin_dense.images.listing import list_images
-from swin_dense.images.reading import read_image
-from swin_dense.images.regions import open_large_image
-from swin_dense.utils.addresses import read_bytes
-from tests.conftest import IfInstalled
 from tests.features.helpers import make_images
-
-fsspec = IfInstalled('fsspec')
 
 
 def test_sources(tmp_path):
@@ -24,8 +17,8 @@ def test_sources(tmp_path):
     assert sorted(list_images([photos])) == everything
     assert list_images([photos]) == list_images([photos, paths[0], photos])
     assert sorted(list_images([f'{photos}/**/*.png'])) == [path for path in everything if path.endswith('.png')]
-    (tmp_path / 'list.txt').write_text(f'{paths[1]}\n\n{tmp_path}/missing.jpg\ns3://bucket/a.jpg\n')
-    assert list(list_images([tmp_path / 'list.txt'])) == [str(paths[1]), f'{tmp_path}/missing.jpg', 's3://bucket/a.jpg']
+    (tmp_path / 'list.txt').write_text(f'{paths[1]}\n\n{tmp_path}/missing.jpg\n')
+    assert list(list_images([tmp_path / 'list.txt'])) == [str(paths[1]), f'{tmp_path}/missing.jpg']
     with pytest.raises(FileNotFoundError, match='pattern'):
         list_images([f'{photos}/*.gif'])
 
@@ -64,33 +57,3 @@ def test_links_to_folders_are_followed_once(tmp_path):
     (tmp_path / 'elsewhere' / 'circle').symlink_to(tmp_path / 'photos')
     found = list_images([tmp_path / 'photos'])
     assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
-
-
-class TestAddresses:
-    """Addresses, tested with the in-memory file system of fsspec."""
-
-    @pytest.fixture
-    def bucket(self, tmp_path):
-        paths = make_images(tmp_path, 4, broken=False)
-        system = fsspec.filesystem('memory')
-        system.store.clear()  # the whole process shares it
-        for index, path in enumerate(paths):
-            system.pipe_file(f'/bucket/photos/{index}.png', path.read_bytes())
-        system.pipe_file('/bucket/list.txt', b'memory://bucket/photos/3.png\n')
-        yield paths
-        system.rm('/bucket', recursive=True)
-
-    def test_read(self, bucket):
-        assert list_images(['memory://bucket/list.txt']) == ['memory://bucket/photos/3.png']
-        for index, path in enumerate(bucket):
-            address = f'memory://bucket/photos/{index}.png'
-            assert torch.equal(read_image(address), read_image(path))
-            with open_large_image(address) as image:
-                assert image.size == read_image(path).shape[1:]
-        with pytest.raises(FileNotFoundError, match=r'memory://bucket/9\.png'):
-            read_image('memory://bucket/9.png')
-
-    def test_a_missing_package_is_named(self):
-        pytest.importorskip('fsspec')
-        with pytest.raises(ImportError, match=r'hdfs|adlfs|gcsfs|s3fs|paramiko'):
-            read_bytes('sftp://host/a.png')

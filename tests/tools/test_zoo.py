@@ -241,10 +241,8 @@ def test_each_recipe_is_listed_by_name_in_100_columns(capsys):
     assert '43.7 box AP, 39.8 mask AP' in listed(printed)[Path(list(RECIPES)[5]).stem]
 
 
-@pytest.mark.parametrize('option', ['--weights', '--markdown'])
-@pytest.mark.filterwarnings('ignore:--markdown will be removed')
-def test_addresses_of_weights(capsys, option):
-    assert main(['zoo', 'upernet', 'swin-t', 'mmseg', option]) == 0
+def test_addresses_of_weights(capsys):
+    assert main(['zoo', 'upernet', 'swin-t', 'mmseg', '--weights']) == 0
     assert re.search(r'^    https://\S+\.pth$', capsys.readouterr().out, re.M)
 
 

@@ -62,7 +62,6 @@ def _readers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _expected(part: Any, channels: list[int]) -> Any:
-    """Return what ``in_channels`` of a part must be."""
     selected = part.get('in_index')
     try:
         if isinstance(part['in_channels'], int):

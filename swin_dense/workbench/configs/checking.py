@@ -17,15 +17,9 @@ from swin_dense.workbench.configs.parts import datasets
 
 
 def check_data(config: Config, splits: Sequence[str], every_image: bool = False) -> list[str]:
-    """Look at the data of a config, as far as files of annotations, names, headers and a sample of masks tell.
+    """Look at the data that the splits of a config read: annotations, names, and a sample of headers and masks.
 
-    Args:
-        config: config of a detector, a segmentor, or any other model that mmengine trains.
-        splits: splits that will be read: 'train', 'val', 'test'.
-        every_image: decode every image and mask, instead of reading a sample of headers and masks.
-
-    Returns:
-        What was looked at, and what is odd but no error.
+    With ``every_image``, decode every image and mask. Return what was looked at, and what is odd but no error.
 
     Raises:
         FileNotFoundError: files or folders do not exist.

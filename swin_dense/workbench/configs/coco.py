@@ -44,11 +44,7 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
 
     The default scope of mmengine must be that of the config. ``is_evaluated`` are data for validation or test, where
     pycocotools reads the annotations too. With ``every_image``, all images are decoded. Return what was looked at, and
-    what is odd but no error.
-
-    Raises:
-        ValueError: the annotations are not in COCO's format, do not fit the config, or would train a wrong model; or
-            images are missing, damaged, or not of the size that the annotations state.
+    what is odd but no error; raise ValueError for what is one.
     """
     path = Path(dataset.get('data_root') or '', dataset.ann_file)
     content = read_coco(path)
@@ -195,7 +191,8 @@ def _check_boxes(path: Path, annotations: Sequence[Any], images: Any, used: set[
             f'{path}: mmdet would leave out all {len(boxes)} boxes of the classes: {why}; write x, y, width and height '
             'in pixels, not as shares of the image (CVAT marks masks that are painted as iscrowd)'
         )
-    if is_beyond.any() and ((boxes[:, 2:] > low) & (boxes[:, 2:] <= size + _TOLERANCE)).all():
+    are_corners = (boxes[:, 2:] > low) & (boxes[:, 2:] <= size + _TOLERANCE)
+    if is_beyond.any() and are_corners.all():
         raise ValueError(
             f'{path}: {is_beyond.sum()} of {len(boxes)} boxes reach beyond their image, but none does as (x1, y1, x2, '
             'y2); write them as x, y, width, height'
@@ -210,7 +207,6 @@ def _check_boxes(path: Path, annotations: Sequence[Any], images: Any, used: set[
 
 
 def _check_files(path: Path, images: Any, folder: Path, load: Any, every_image: bool) -> None:
-    """Check that all images exist, and the sizes of a sample."""
     if is_address(str(folder)):
         return
     files = {os.path.join(folder, image['file_name']): image for image in images.values()}

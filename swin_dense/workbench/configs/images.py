@@ -33,8 +33,11 @@ def size_of(path: str, load: Any) -> tuple[int, int] | None:
 
 
 def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
-    """Return the items to look at: ``count`` evenly spaced ones, or all, of which each process takes a share."""
-    return list(items[get_rank() :: get_world_size()]) if every_image else evenly(items, count)
+    """Return the items to look at: up to ``count`` evenly spaced ones, or all, of which each process takes a share."""
+    if every_image:
+        return list(items[get_rank() :: get_world_size()])
+    indices = np.linspace(0, len(items) - 1, min(count, len(items)))
+    return [items[round(index)] for index in indices]
 
 
 def check_decodable(paths: Sequence[str], load: Any) -> None:
@@ -53,12 +56,6 @@ def check_decodable(paths: Sequence[str], load: Any) -> None:
         damaged = [f'{path} ({why})' for path, why in zip(paths, pool.map(reason, paths), strict=True) if why]
     if damaged:
         raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {some(damaged)}; replace them')
-
-
-def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """Return up to ``count`` evenly spaced items, with the first and the last."""
-    indices = np.linspace(0, len(items) - 1, min(count, len(items)))
-    return [items[round(index)] for index in indices]
 
 
 def some(names: Iterable[Any]) -> str:

@@ -46,8 +46,10 @@ def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str
     """
     root, own = Path(data_root), datasets(config, ['train'])
     is_detector = config.default_scope == 'mmdet'
-    expected = [one.get('ann_file') if is_detector else one.get('data_prefix', {}).get('img_path') for one in own[:1]]
-    if not expected or not root.is_dir() or (expected[0] and (root / expected[0]).exists()):
+    if not own or not root.is_dir():
+        return {}
+    expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
+    if expected and (root / expected).exists():
         return {}
     if is_detector:
         found = _detection(root)
@@ -91,17 +93,10 @@ def _segmentation(root: Path) -> dict[str, str]:
 def split_data(
     places: Mapping[str, str], data_root: str | None, share: float, out: Path, force: bool = False
 ) -> Iterator[dict[str, str]]:
-    """Split training data at random, always in the same way, and yield the places of both parts.
+    """Split training data, in ``places`` as of :func:`own_data`, at random, and yield the places of both parts.
 
-    Two files beside a config name the images of each part, with their annotations for detection. They are removed
-    again if the block raises.
-
-    Args:
-        places: files and folders of the training data, as of :func:`own_data`.
-        data_root: the folder to which they are relative, or None.
-        share: share of the images for validation.
-        out: the config.
-        force: replace existing files.
+    The split is always the same. Two files beside the config, ``out``, name the images of each part, with their
+    annotations for detection. They are removed again if the block raises.
     """
     if not 0 < checks.number('--val-share', share) < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')

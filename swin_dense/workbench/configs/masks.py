@@ -26,11 +26,7 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     """Look at all file names of a data set of mmseg, and at the sizes and values of a sample of its masks.
 
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
-    decoded. Return what was looked at, and what is odd but no error.
-
-    Raises:
-        ValueError: an image has no mask, a mask differs in size from its image or contains values that are no class,
-            only one class occurs beside 255, or files are damaged.
+    decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
     """
     with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
         kind = registry.get(dataset.type)
@@ -42,16 +38,15 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     if is_address(built.data_prefix.get('img_path')):
         return []
     samples = built.load_data_list()
-    for key, prefix in (('img_path', 'img_path'), ('seg_map_path', 'seg_map_path')):
-        folder = Path(built.data_prefix[prefix])
+    for key in ('img_path', 'seg_map_path'):
+        folder = Path(built.data_prefix[key])
+        if not samples:
+            raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
         absent = list(absent_files([sample[key] for sample in samples]))
-        if absent or not samples:
-            what = (
-                f'{len(absent)} of {len(samples)} files are missing: {some(absent)}' if samples else 'no images found'
-            )
+        if absent:
             raise ValueError(
-                f'{what} in {folder}, {endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take '
-                'lists of names)'
+                f'{len(absent)} of {len(samples)} files are missing: {some(absent)} in {folder}, {endings_in(folder)} '
+                '(img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
     classes = class_count(config.model)
     ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(config.model) if 'ignore_index' in part)}
@@ -97,7 +92,8 @@ def _stored(path: str) -> np.ndarray:
         mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend='pillow').squeeze()
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
-    if mask.ndim != 2 or not (mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()):
+    are_bytes = mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()
+    if mask.ndim != 2 or not are_bytes:
         raise ValueError(
             f'the mask {path} is an array {mask.shape} of {mask.dtype} from {mask.min()} to {mask.max()}; a mask must '
             'have one channel of class indices up to 255'

@@ -27,16 +27,11 @@ def own_data(
     classes: Sequence[str] | None,
     places: Mapping[str, str],
 ) -> None:
-    """Change a recipe to use a user's own data.
+    """Change a recipe in place to use a user's folder and classes; None keeps those of COCO or ADE20K.
 
-    Args:
-        config: config to change in place.
-        data_root: folder that replaces that of COCO or ADE20K; None keeps it.
-        classes: class names that replace those of COCO or ADE20K; None keeps them. In segmentation masks, the value of
-            a pixel is the index of its class in this list, and 255 is ignored.
-        places: files and folders by their names in ``PLACES``, for data with another layout than COCO or ADE20K. Paths
-            are relative to ``data_root``, or to the current folder if ``data_root`` is None or does not contain them.
-            Those for 'val' also apply to the test data.
+    In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. ``places`` are files and
+    folders by their names in ``PLACES``, for data with another layout. They are relative to ``data_root``, or to the
+    current folder if that does not contain them. Those for 'val' also apply to the test data.
     """
     check_form(config)
     is_detector = config.default_scope == 'mmdet'

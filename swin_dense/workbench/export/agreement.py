@@ -25,11 +25,8 @@ SAME_SIDE = 0.01
 def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: int) -> tuple[float, int]:
     """Return the share of instances in one result without a match in the other, and the number compared.
 
-    Args:
-        theirs: detections of the framework.
-        ours: detections of the file.
-        lowest: score threshold of both. Instances near it are not compared, because only one result may keep them.
-        most: maximum number of instances. If a result has that many, those near its lowest score are not compared.
+    Instances near ``lowest``, the score threshold of both, are not compared, because only one result may keep them; nor
+    are those near the lowest score of a result with ``most`` instances, the maximum.
     """
     for found in (theirs, ours):
         if len(found.scores) >= most:
@@ -47,7 +44,8 @@ def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances
     """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
     found = predicted(detector, pixels).pred_instances
     masks = found.masks.cpu().numpy() if 'masks' in found else ()
-    return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
+    boxes, scores, labels = (part.cpu().numpy() for part in (found.bboxes, found.scores, found.labels))
+    return Instances(boxes, scores, labels, masks)
 
 
 def predicted(detector: nn.Module, pixels: np.ndarray) -> Any:

@@ -42,13 +42,13 @@ class RecordedAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None,  # ignored, as in mmcv
+        key: Tensor | None,
         value: Tensor,
         *,
         query_pos: Tensor,
         reference_points: Tensor,
         spatial_shapes: Sizes,
-        key_pos: Tensor | None = None,  # ignored, as in mmcv
+        key_pos: Tensor | None = None,
         attn_mask: None = None,
         key_padding_mask: None = None,
         level_start_index: None = None,
@@ -57,7 +57,7 @@ class RecordedAttention(nn.Module):
         """Return the output of the attention plus ``query``, (B, Q, C), as in mmcv for images without padding.
 
         ``value`` are the tokens of all levels, (B, N, C), ``query_pos`` is (B or 1, Q, C), and ``reference_points`` are
-        centres (B, Q, levels, 2) or boxes (B, Q, levels, 4) from 0 to 1. Arguments with the type None are ignored.
+        centres (B, Q, levels, 2) or boxes (B, Q, levels, 4) from 0 to 1. Keys, and what has the type None, are ignored.
         """
         own = self.attention
         heads, levels, points = own.num_heads, own.num_levels, own.num_points
@@ -66,7 +66,8 @@ class RecordedAttention(nn.Module):
         offsets = heads_first(own.sampling_offsets(own_query).unflatten(2, (heads, levels, points, 2)))
         weights = heads_first(own.attention_weights(own_query).unflatten(2, (heads, -1)).softmax(-1))
         weights = weights.unflatten(2, (levels, points))
-        references = heads_first(reference_points[:, :, None].expand(query.shape[0], -1, heads, -1, -1))[:, :, :, None]
+        references = reference_points[:, :, None].expand(query.shape[0], -1, heads, -1, -1)
+        references = heads_first(references)[:, :, :, None]
         out: Any = 0
         start = 0
         for level, (height, width) in enumerate(spatial_shapes):
@@ -84,12 +85,8 @@ class RecordedAttention(nn.Module):
 def by_grid_sample(values: Tensor, start: int, size: tuple[int, int], place: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum of bilinear samples of a map, with zeros outside of it, (B, Q, C).
 
-    Args:
-        values: the tokens of all maps, (B, N, C).
-        start: index of the first token of the map.
-        size: (height, width) of the map.
-        place: x and y of the samples from 0 to 1, (B, Q, points, 2).
-        weights: of the samples, (B, Q, points).
+    The map of ``size`` (height, width) begins at ``start`` among the tokens of all maps, (B, N, C). The samples have
+    places x and y from 0 to 1, (B, Q, points, 2), and weights (B, Q, points).
     """
     level_map = values[:, start : start + size[0] * size[1]].transpose(1, 2).unflatten(2, size)
     found = F.grid_sample(level_map, 2 * place - 1, align_corners=False)  # (B, C, Q, points)
@@ -173,8 +170,10 @@ def reference_points(spatial_shapes: Sizes, valid_ratios: Any = None, device: An
 
 def centres(height: int, width: int) -> Tensor:
     """Return the centres of pixels as x, y from 0 to 1, (height * width, 2)."""
-    y, x = (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
-    return torch.stack([x.expand(height, width), y[:, None].expand(height, width)], 2).flatten(0, 1)
+    x = (torch.arange(width) + 0.5) / width
+    y = (torch.arange(height) + 0.5) / height
+    grid = x.expand(height, width), y[:, None].expand(height, width)
+    return torch.stack(grid, 2).flatten(0, 1)
 
 
 def encoded_levels(encoding: nn.Module, maps: Sequence[Tensor], levels: Tensor) -> Tensor:

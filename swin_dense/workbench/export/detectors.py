@@ -16,11 +16,7 @@ from swin_dense.workbench.export.operators import nms, roi_align
 
 
 class Detector(nn.Module):
-    """Base class of traceable detectors, from an image to its boxes.
-
-    Args:
-        detector: a detector of mmdet that ``swin_dense.workbench.export.gate`` accepts, in evaluation mode.
-    """
+    """Base class of traceable detectors, made of a detector of mmdet that ``gate`` accepts, in evaluation mode."""
 
     OUTPUTS: tuple[str, ...] = ('boxes', 'scores', 'labels')
 
@@ -172,7 +168,8 @@ def clip_boxes(boxes: Tensor, coder: Any, img: Tensor) -> Tensor:
     """Clip boxes (N, 4) to the image if their coder does so. mmdet's own implementation writes in place."""
     if not coder.clip_border:
         return boxes
-    x, y = boxes[:, 0::2].clamp(0, img.shape[3]), boxes[:, 1::2].clamp(0, img.shape[2])
+    x = boxes[:, 0::2].clamp(0, img.shape[3])
+    y = boxes[:, 1::2].clamp(0, img.shape[2])
     return torch.stack([x, y], 2).flatten(1)
 
 

@@ -11,17 +11,11 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Part:
-    """A supported part of a model. A subclass is not supported, because it may predict something else.
+    """A supported part of a model. A subclass is not supported, because it may predict something else."""
 
-    Attributes:
-        types: supported types as 'package.Type'; none allows any type.
-        values: attributes and their supported values; an attribute that is absent has the supported value.
-        is_optional: whether the part may be absent.
-    """
-
-    types: tuple[str, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    is_optional: bool = False
+    types: tuple[str, ...] = ()  # supported, as 'package.Type'; none allows any type
+    values: Mapping[str, Any] = field(default_factory=dict)  # supported values of attributes, which may be absent
+    is_optional: bool = False  # whether the part may be absent
 
     def reasons_against(self, where: str, part: Any) -> Iterator[str]:
         kind = type(part)
@@ -36,17 +30,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """A supported part of ``test_cfg``.
+    """A supported part of ``test_cfg``."""
 
-    Attributes:
-        names: the supported settings.
-        values: settings with only one supported value, and that value.
-        is_optional: whether the part may be absent.
-    """
-
-    names: tuple[str, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
-    is_optional: bool = False
+    names: tuple[str, ...]  # of supported settings
+    values: Mapping[str, Any] = field(default_factory=dict)  # settings with one supported value
+    is_optional: bool = False  # whether the part may be absent
 
     def reasons_against(self, where: str, settings: Mapping[str, Any]) -> Iterator[str]:
         for name, value in settings.items():
@@ -63,7 +51,6 @@ class Settings:
 
 
 def _kind(part: Any) -> str:
-    """Return the type of a part as 'package.Type'."""
     return f'{type(part).__module__.partition(".")[0]}.{type(part).__name__}'
 
 

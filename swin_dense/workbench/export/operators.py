@@ -21,13 +21,10 @@ LOWEST_SCORE = -0.5
     schema='(Tensor boxes, Tensor scores, float iou_threshold, int most) -> Tensor',
 )
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tensor:
-    """Return the indices of boxes kept by non-maximum suppression, by descending score.
+    """Return the indices of at most ``most`` boxes kept by non-maximum suppression, by descending score.
 
-    Args:
-        boxes: (N, 4) as x1, y1, x2, y2.
-        scores: (N,). Boxes with a score below 0 are ignored.
-        iou_threshold: a box with a higher IoU with a better box is dropped.
-        most: maximum number of boxes to keep.
+    ``boxes`` are (N, 4) as x1, y1, x2, y2. Those with a score below 0 are ignored, and those with a higher IoU than the
+    threshold with a better box are dropped.
     """
     from mmcv.ops import nms as mmcv_nms
 
@@ -48,15 +45,9 @@ def _nms_fake(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) ->
     schema='(Tensor x, Tensor boxes, int[] size, float scale, int sampling_ratio, bool aligned) -> Tensor',
 )
 def roi_align(x: Tensor, boxes: Tensor, size: list[int], scale: float, sampling_ratio: int, aligned: bool) -> Tensor:
-    """Pool the features of one map in the boxes, and return (N, C, *size).
+    """Pool the features of one map (1, C, H, W) in the boxes (N, 4), in pixels of the image, and return (N, C, *size).
 
-    Args:
-        x: (1, C, H, W).
-        boxes: (N, 4) in pixels of the image.
-        size: (height, width) of the output.
-        scale: size of the map relative to the image.
-        sampling_ratio: sampling points per bin and axis; 0 adapts the number to the size of the bin.
-        aligned: whether to shift coordinates by half a pixel.
+    ``scale`` is the size of the map relative to the image; the other arguments are mmcv's.
     """
     from mmcv.ops import roi_align as mmcv_roi_align
 
@@ -72,13 +63,7 @@ def _roi_align_fake(
 
 @custom_op('swin_dense::resize', mutates_args=(), schema='(Tensor x, Tensor size, bool align_corners) -> Tensor')
 def resize(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
-    """Resize a map with bilinear interpolation.
-
-    Args:
-        x: the map, (B, C, H, W).
-        size: (2,) height and width, int64, which may be a graph input. Zeros keep the size of ``x``.
-        align_corners: see ``F.interpolate``.
-    """
+    """Resize a map (B, C, H, W) bilinearly to ``size``, (2,) int64, which may be a graph input; zeros keep the size."""
     height, width = (own if new == 0 else new for own, new in zip(x.shape[2:], size.tolist(), strict=True))
     return F.interpolate(x, (height, width), mode='bilinear', align_corners=align_corners)
 

@@ -46,7 +46,9 @@ class QueryDetector(Detector):
         score, index = logits.sigmoid().flatten().topk(head.test_cfg.get('max_per_img', len(logits)))
         centre, sides = boxes[index // head.num_classes].split(2, 1)
         box = torch.cat([centre - 0.5 * sides, centre + 0.5 * sides], 1)
-        x, y = ((box[:, axis::2] * most).clamp(0, most) for axis, most in ((0, img.shape[3]), (1, img.shape[2])))
+        height, width = img.shape[2:]
+        x = (box[:, 0::2] * width).clamp(0, width)
+        y = (box[:, 1::2] * height).clamp(0, height)
         return torch.stack([x, y], 2).flatten(1), score, (index % head.num_classes).int()
 
     def _proposals(self, memory: Tensor, memory_mask: None, spatial_shapes: Sizes) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,7 @@ from swin_dense.workbench.export.queries import classes_and_masks
 
 
 class Segmentor(nn.Module):
-    """A segmentor of mmseg from images to the class of every pixel, without auxiliary heads.
-
-    Args:
-        segmentor: a segmentor that ``gate`` accepts, in evaluation mode. Its auxiliary heads are removed in place.
-    """
+    """A segmentor of mmseg that ``gate`` accepts, in evaluation mode. Its auxiliary heads are removed in place."""
 
     def __init__(self, segmentor: nn.Module) -> None:
         super().__init__()
@@ -28,17 +24,15 @@ class Segmentor(nn.Module):
         self.segmentor: Any = segmentor
 
     def forward(self, img: Tensor, size: Tensor) -> Tensor:
-        """Return the class of every pixel, (B, height, width), int32.
+        """Return the class of every pixel, (B, height, width) int32, of images (B, 3, H, W), BGR from 0 to 255.
 
-        Args:
-            img: (B, 3, H, W), BGR from 0 to 255.
-            size: (2,) height and width of the output, int64. Zeros keep the size of ``img``. Logits are resized, so the
-                result differs from resizing the returned classes.
+        ``size``, (2,) int64, is that of the output; zeros keep that of ``img``. As in mmseg, logits are resized.
         """
         prepare = self.segmentor.data_preprocessor
         x = normalize(img, prepare, prepare.channel_conversion)
         x = pad_to_multiple(x, (prepare.test_cfg or {}).get('size_divisor', 1), prepare.pad_val)
-        logits = self._logits(self.segmentor.extract_feat(x), x.shape[2:])[:, :, : img.shape[2], : img.shape[3]]
+        logits = self._logits(self.segmentor.extract_feat(x), x.shape[2:])
+        logits = logits[:, :, : img.shape[2], : img.shape[3]]
         return resize(logits, size, self.segmentor.align_corners).argmax(1).int()
 
     def _logits(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:

@@ -29,23 +29,37 @@ FOLDERS = (
 class Recipe:
     """A config with its published results and its counted parameters and FLOPs."""
 
-    config: Path  # in the repository, or a name such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'
-    task: str  # such as 'instance segmentation'
-    data: str  # names of the training data sets
-    head: str
-    backbone: str
-    window: int
-    pretraining: str
-    schedule: str
-    origin: str
-    needs: str  # required packages besides the framework, or ''
-    link: str  # address of the config in the framework's repository, or the name of the file
-    metrics: dict[str, float]  # published accuracy by metric; empty if none was published
-    weights: str  # address of published weights, or ''
-    published: str  # published parameters and FLOPs, or ''
+    model: dict[str, Any]  # entry of the metafile
     # Entry of complexity.json, in which 'flops' is None if they cannot be counted; None if the model needs packages
     # besides the framework.
     counted: dict[str, Any] | None
+
+    @property
+    def config(self) -> Path:
+        """The file in the repository, or a name such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'."""
+        return Path(self.model['Config'])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.model['Metadata']
+
+    @property
+    def backbone(self) -> str:
+        return ', '.join(self.metadata[key] for key in ('Backbone', 'Setting') if key in self.metadata)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Published accuracy by metric; empty if none was published."""
+        found = {}
+        for result in self.model.get('Results', []):
+            other = '' if result['Dataset'] in self.metadata['Training Data'] else f' on {result["Dataset"]}'
+            found.update({name + other: value for name, value in result['Metrics'].items()})
+        return found
+
+    @property
+    def weights(self) -> str:
+        """The address of published weights, or ''."""
+        return self.model.get('Weights', '')
 
     @property
     def accuracy(self) -> str:
@@ -54,7 +68,7 @@ class Recipe:
     @property
     def cost(self) -> str:
         if self.counted is None:
-            return f'needs {self.needs}'
+            return f'needs {self.metadata["Needs"]}'
         height, width = self.counted['shape']
         parameters, flops = f'{self.counted["parameters"] / 1e6:.1f}M', self.counted['flops']
         return parameters if flops is None else f'{parameters}, {flops / 1e9:.0f}G at {height}x{width}'
@@ -63,7 +77,7 @@ class Recipe:
 def read_zoo(root: Path, folder: str) -> list[Recipe]:
     """Read the recipes of a folder in ``root/configs`` from its metafile."""
     counted = json.loads((root / 'configs/complexity.json').read_text(encoding='utf-8'))
-    return [_recipe(model, counted[model['Config']]) for model in _models(root, folder)]
+    return [Recipe(model, counted[model['Config']]) for model in _models(root, folder)]
 
 
 def framework_configs(root: Path) -> dict[str, str]:
@@ -84,39 +98,10 @@ def _models(root: Path, folder: str) -> list[dict[str, Any]]:
     return yaml.load(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))['Models']
 
 
-def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
-    metadata = model['Metadata']
-    results = model.get('Results', [])
-    published = model.get('Published Complexity')
-    return Recipe(
-        config=Path(model['Config']),
-        task=metadata['Task'],
-        data=metadata['Training Data'],
-        head=model['In Collection'],
-        backbone=', '.join(metadata[key] for key in ('Backbone', 'Setting') if key in metadata),
-        window=metadata['Window'],
-        pretraining=metadata['Pretraining'],
-        schedule=metadata['Schedule'],
-        origin=metadata['Recipe'],
-        needs=metadata.get('Needs', ''),
-        link=model.get('Source', Path(model['Config']).name),
-        metrics={
-            name if result['Dataset'] in metadata['Training Data'] else f'{name} on {result["Dataset"]}': value
-            for result in results
-            for name, value in result['Metrics'].items()
-        },
-        weights=model.get('Weights', ''),
-        published=f'{published["Parameters"]}, {published["FLOPs"]}' if published else '',
-        counted=counted,
-    )
-
-
 def plain(recipes: list[Recipe], weights: bool = False) -> str:
     """Return the recipes as text for a terminal: each name, and below it, in at most 100 columns, what is known of it.
 
-    Args:
-        recipes: the recipes.
-        weights: whether to add the addresses of the weights, which may be longer.
+    With ``weights``, add the addresses of the weights, which may be longer.
     """
     lines = []
     for recipe in recipes:
@@ -135,15 +120,16 @@ def chosen(recipes: list[Recipe], words: Sequence[str]) -> list[Recipe]:
 
 
 def _facts(recipe: Recipe) -> tuple[str, ...]:
+    metadata = recipe.metadata
     return (
         recipe.accuracy if recipe.metrics else 'no accuracy published',
         recipe.cost,
-        recipe.task,
-        recipe.data,
-        recipe.head,
+        metadata['Task'],
+        metadata['Training Data'],
+        recipe.model['In Collection'],
         recipe.backbone,
-        f'window {recipe.window}',
-        f'pretraining: {recipe.pretraining}',
-        recipe.schedule,
-        recipe.origin,
+        f'window {metadata["Window"]}',
+        f'pretraining: {metadata["Pretraining"]}',
+        metadata['Schedule'],
+        metadata['Recipe'],
     )

@@ -6,14 +6,10 @@ import time
 
 
 class Clock:
-    """A stopwatch with a name for each lap.
-
-    Attributes:
-        seconds: time of each step, in the order of their first laps.
-    """
+    """A stopwatch with a name for each lap."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # of each step, in the order of their first laps
         self._last = time.perf_counter()
 
     def lap(self, step: str) -> None:

@@ -35,13 +35,7 @@ class _Entry(NamedTuple):
 
 
 class ResultFolder:
-    """The results of images, in a folder.
-
-    Args:
-        path: the folder, which need not exist before :meth:`locked`.
-        resume: leave out images that have complete results.
-        force: replace files.
-    """
+    """The results of images, in a folder, which :meth:`locked` creates."""
 
     def __init__(self, path: Path, resume: bool = False, force: bool = False) -> None:
         self.path = path
@@ -66,10 +60,7 @@ class ResultFolder:
         """Return a name for the results of each image that is to be predicted.
 
         An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
-        images differ only in the suffix.
-
-        Args:
-            images: path in the folder, with the suffix of the image, of each image file.
+        images differ only in the suffix. ``images`` maps files to their path in the folder, with their suffix.
 
         Raises:
             ValueError: several images have the same path in the folder.
@@ -113,18 +104,14 @@ class ResultFolder:
     def clear(self, name: str) -> None:
         """Delete the results of an earlier run."""
         entry = self._entries.get(name)
-        if entry is None or not entry.endings:
+        if entry is None:
             return
         for ending in entry.endings:
             self.file(name, ending).unlink(missing_ok=True)
         self._record(name, _Entry(entry.image, []))
 
     def write(self, image: str, name: str, prediction: Prediction) -> None:
-        """Write the results of an image, the JSON last, so that it marks complete results.
-
-        Raises:
-            FileExistsError: a file exists, and ``force`` was not given.
-        """
+        """Write the results of an image, the JSON last, so that it marks complete results."""
         pictures = _pictures(prediction)
         for ending in (*pictures, 'json'):
             if self.file(name, ending).exists() and not self._force:
@@ -138,7 +125,6 @@ class ResultFolder:
         write_json(self.file(name, 'json'), prediction.record)
 
     def file(self, name: str, ending: str) -> Path:
-        """Return the path of a result."""
         return self.path / f'{name}.{ending}'
 
     def _recorded(self) -> dict[str, _Entry]:

@@ -9,8 +9,10 @@ import numpy as np
 
 def overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the IoU of a box and each of ``boxes`` (N, 4), and the share of the smaller one that the other covers."""
-    common = (np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])).clip(0).prod(1)
-    area, areas = (box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    common = (high - low).clip(0).prod(1)
+    area = (box[2:] - box[:2]).prod()
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     smaller = np.maximum(np.minimum(area, areas), 1e-9)
     return common / np.maximum(area + areas - common, 1e-9), common / smaller
 
@@ -18,12 +20,7 @@ def overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height: int, width: int) -> np.ndarray:
     """Return the mask of an instance in the image, (height, width) bool, pasted as in mmdet.
 
-    Args:
-        probabilities: (h, w) mask probabilities within the box.
-        box: x1, y1, x2, y2 in pixels of the image.
-        threshold: minimum probability of the pixels of the instance.
-        height: height of the image in pixels.
-        width: width of the image in pixels.
+    ``probabilities`` (h, w) fill the box, x1, y1, x2, y2 in pixels of the image; those from ``threshold`` up count.
     """
     mask = np.zeros((height, width), bool)
     left, top = np.maximum(np.floor(box[:2]) - 1, 0).astype(int)
@@ -35,7 +32,7 @@ def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height:
 
 
 def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: int) -> np.ndarray:
-    """Return the interpolation weights of the inputs for the pixels ``first`` to ``end``, (pixels, inputs)."""
+    """Return the weights of the inputs for the pixels ``first`` to ``end``, (pixels, inputs)."""
     pixel = np.arange(first, end, dtype=np.float32) + np.float32(0.5)
     with np.errstate(divide='ignore', invalid='ignore'):
         position = (pixel - low) / (high - low) * 2 - 1

@@ -20,7 +20,6 @@ from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime,
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
 
-
 RECORD_FORMAT = 1  # version of records, in `format`; raised when an earlier version of this package would misread one
 
 
@@ -80,17 +79,11 @@ def load(
 
 
 class ImagePredictor:
-    """Predicts images. Subclasses read images, and predict pixels as they read them.
+    """Predicts images. Subclasses read images, and predict pixels as they read them."""
 
-    Attributes:
-        classes: class names by label.
-        palette: RGB colour of each class.
-        is_detector: whether the model predicts instances.
-    """
-
-    classes: Sequence[str]
-    palette: Sequence[Sequence[int]]
-    is_detector: bool
+    classes: Sequence[str]  # names by label
+    palette: Sequence[Sequence[int]]  # RGB colour of each class
+    is_detector: bool  # whether the model predicts instances
 
     def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
@@ -127,15 +120,15 @@ class ImagePredictor:
         pixels = self.read(picture)
         clock.lap('read')
         outputs = self.outputs(pixels, picture, clock)
-        record = begun_record(picture, pixels.shape[:2])
+        image = str(picture) if isinstance(picture, (str, PathLike)) else None
+        record = {'format': RECORD_FORMAT, 'image': image, 'height': pixels.shape[0], 'width': pixels.shape[1]}
         labels, found, panoptic = outputs
         if labels is not None:
             record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
         if panoptic is not None:
             record['segments'] = queries.described(panoptic, self.classes)
         if found is not None:
-            run_lengths = [masks.run_lengths(mask) for mask in found.masks]
-            record['instances'] = _listed(*found[:3], run_lengths, self.classes)
+            record['instances'] = _listed(found, self.classes)
         return pixels, outputs, record
 
 
@@ -205,11 +198,7 @@ class Model(ImagePredictor):
             )
 
     def prepared(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return the input of the file for an image, (H, W, 3) uint8 in RGB, and its (height, width) without padding.
-
-        Raises:
-            ValueError: the model does not support the size of the input.
-        """
+        """Return the input for an image, (H, W, 3) uint8 in RGB, and its (height, width) without padding."""
         img, resized = pictures.model_input(pixels, self.facts)
         self._check(img)
         return img, resized
@@ -230,31 +219,22 @@ class Model(ImagePredictor):
         kept = scores >= self._score
         boxes = boxes[kept] / np.array([resized[1] / size[1], resized[0] / size[0]] * 2, np.float32)
         threshold = self.facts['mask_threshold']
-        full_masks = [
-            masks.pasted(mask, box, threshold, *size)
-            for part in probabilities
-            for mask, box in zip(part[kept], boxes, strict=True)
-        ]
+        full_masks = []
+        for part in probabilities:  # none, or one
+            full_masks = [
+                masks.pasted(mask, box, threshold, *size) for mask, box in zip(part[kept], boxes, strict=True)
+            ]
         return Outputs(instances=Instances(boxes, scores[kept], labels[kept], full_masks))
 
 
-def begun_record(picture: Any, size: Sequence[int]) -> dict[str, Any]:
-    """Return the record of an image of (height, width) pixels, without instances and segments."""
-    image = str(picture) if isinstance(picture, (str, PathLike)) else None
-    return {'format': RECORD_FORMAT, 'image': image, 'height': size[0], 'width': size[1]}
-
-
-def _listed(
-    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, run_lengths: Sequence[Any], classes: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the instances of a record; there may be no masks."""
-    found = [
+def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = [
         {'class': classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
-        for box, score, label in zip(boxes, scores, labels, strict=True)
+        for box, score, label in zip(found.boxes, found.scores, found.labels, strict=True)
     ]
-    for instance, mask in zip(found, run_lengths, strict=False):
-        instance['mask'] = mask
-    return found
+    for instance, mask in zip(listed, found.masks, strict=False):  # there may be no masks
+        instance['mask'] = masks.run_lengths(mask)
+    return listed
 
 
 def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:

@@ -30,17 +30,14 @@ def instances(
 ) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 
-    Args:
-        pixels: the image, RGB.
-        found: ``class``, ``label``, ``score`` and ``box`` of each instance.
-        masks: (H, W) bool for each instance; empty if the model predicts no masks.
-        palette: RGB colour of each class.
+    ``found`` are the instances of a record, and ``masks`` theirs, (H, W) bool, or none if the model predicts no masks.
     """
     import cv2
 
     painted = pixels.copy()
     for instance, mask in zip(found, masks, strict=False):
-        painted[mask] = (painted[mask] * 0.5 + np.array(palette[instance['label']]) * 0.5).astype(np.uint8)
+        colours = np.array(palette[instance['label']])
+        painted[mask] = (painted[mask] * 0.5 + colours * 0.5).astype(np.uint8)
     for instance in found:
         left, top, right, bottom = map(round, instance['box'])
         # The font of OpenCV has the letters of ASCII.
@@ -55,5 +52,6 @@ def instances(
 def segments(pixels: np.ndarray, labels: np.ndarray, palette: Palette) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of the class of each pixel; others stay."""
     known = labels < len(palette)
-    mixed = (pixels * 0.5 + np.array(palette)[np.where(known, labels, 0)] * 0.5).astype(np.uint8)
+    colours = np.array(palette)[np.where(known, labels, 0)]
+    mixed = (pixels * 0.5 + colours * 0.5).astype(np.uint8)
     return np.where(known[:, :, None], mixed, pixels)

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 def read(picture: Picture) -> np.ndarray:
     """Return an image as (H, W, 3) uint8, RGB, with the values that mmdet and mmseg read from the same file.
 
-    Args:
-        picture: file, PIL image, or array, which is returned unchanged.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImageError: an array has another shape, or the image is damaged or of a kind that is not supported.
-        TypeError: an array has another dtype, or ``picture`` another type.
+    It may be a file, a PIL image, or an array, which is returned unchanged. Raises ImageError if it is damaged or of a
+    kind or shape that is not supported.
     """
     if not isinstance(picture, (str, PathLike, np.ndarray)) and hasattr(picture, 'getexif'):  # a PIL image
         picture = np.asarray(picture.convert('RGB'))
@@ -53,10 +48,7 @@ def read(picture: Picture) -> np.ndarray:
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:
     """Return the (height, width) of an image after the ``Resize`` of a test pipeline.
 
-    Args:
-        height: height of the image in pixels.
-        width: width of the image in pixels.
-        resize: ``scale`` as (width, height), or ``scale_factor`` as (x, y), and ``keep_ratio``; None keeps the size.
+    ``resize`` has ``scale`` as (width, height), or ``scale_factor`` as (x, y), and ``keep_ratio``; None keeps the size.
     """
     if resize is None:
         return height, width
@@ -72,22 +64,18 @@ def _scaled(height: int, width: int, x_factor: float, y_factor: float) -> tuple[
 
 
 def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return the input of a model for an image, (1, 3, H, W) float32, BGR, and its (height, width) without ``Pad``.
+    """Return the input of a model, (1, 3, H, W) float32, BGR, and its (height, width) without ``Pad``.
 
-    Args:
-        pixels: the image, (H, W, 3) uint8, RGB.
-        facts: ``resize``, ``pad`` and ``to_float32`` of the test pipeline.
+    The image is (H, W, 3) uint8, RGB; ``facts`` has ``resize``, ``pad`` and ``to_float32`` of the test pipeline.
     """
     size = size_in_model(pixels.shape[0], pixels.shape[1], facts['resize'])
     bgr = pixels[:, :, ::-1].astype(np.float32 if facts.get('to_float32') else np.uint8)
     bgr = resized(bgr, *size)
     if pad := facts.get('pad'):
-        full = (
-            pad['size'][::-1]
-            if pad['size']
-            else [-(-side // pad['size_divisor']) * pad['size_divisor'] for side in size]
-        )
-        canvas = np.full((max(full[0], size[0]), max(full[1], size[1]), 3), pad['value'], bgr.dtype)
+        divisor = pad['size_divisor']
+        full = pad['size'][::-1] if pad['size'] else [-(-side // divisor) * divisor for side in size]
+        height, width = max(full[0], size[0]), max(full[1], size[1])
+        canvas = np.full((height, width, 3), pad['value'], bgr.dtype)
         canvas[: size[0], : size[1]] = bgr
         bgr = canvas
     return bgr[None].transpose(0, 3, 1, 2).astype(np.float32), size

@@ -25,14 +25,10 @@ def predicted(
     settings: dict[str, Any],
     score: float,
 ) -> tuple[Instances | None, np.ndarray | None]:
-    """Return the instances and the map of segments of an image, None for what the model does not predict.
+    """Return the instances from a score up and the map of segments, None for what the model does not predict.
 
-    Args:
-        outputs: ``classes`` and ``masks`` of the file.
-        size: (height, width) of the input of the file.
-        target: (height, width) of the image.
-        settings: ``queries`` in the metadata of the file.
-        score: minimum score of instances.
+    ``outputs`` are ``classes`` and ``masks`` of the file for an input of ``size`` (height, width), ``target`` is the
+    size of the image, and ``settings`` are ``queries`` in the metadata.
     """
     classes, masks = outputs
     weights = []
@@ -55,14 +51,10 @@ def predicted(
 def instances(
     classes: np.ndarray, enlarged: Callable[[int], np.ndarray], things: int, most: int, score: float
 ) -> Instances:
-    """Return the instances of an image by descending score.
+    """Return the instances of an image from a score up, by descending score.
 
-    Args:
-        classes: class probabilities, (Q, C + 1).
-        enlarged: returns the mask logits of a query, (H, W).
-        things: number of classes with instances, which come first.
-        most: number of pairs of query and class to consider, those of the highest probabilities.
-        score: minimum score.
+    Of the pairs of a query and a class, the ``most`` probable are considered. ``classes`` are probabilities (Q, C + 1),
+    of which the first ``things`` have instances, and ``enlarged`` returns the mask logits of a query, (H, W).
     """
     probabilities = classes[:, :-1]
     best = np.argsort(-probabilities, axis=None, kind='stable')[:most]
@@ -97,14 +89,8 @@ def segments(
 ) -> np.ndarray:
     """Return the segment of each pixel, (H, W) int32: the class, plus ``OFFSET`` times the number of an instance.
 
-    Pixels of no segment have the number of classes.
-
-    Args:
-        classes: class probabilities, (Q, C + 1).
-        enlarged: returns the mask logits of a query, (H, W).
-        shape: (H, W).
-        things: number of classes with instances, which come first.
-        settings: ``object_mask_thr``, ``iou_thr`` and ``filter_low_score`` of mmdet's ``test_cfg``.
+    Pixels of no segment have the number of classes. ``classes``, ``enlarged`` and ``things`` are as for
+    :func:`instances`; ``settings`` are ``object_mask_thr``, ``iou_thr`` and ``filter_low_score`` of ``test_cfg``.
     """
     nothing = classes.shape[1] - 1
     labels, scores = classes.argmax(1), classes.max(1)

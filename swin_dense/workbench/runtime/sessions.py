@@ -18,9 +18,8 @@ _HINTS = {'float32': 'f32', 'bfloat16': 'bf16'}  # OpenVINO's names of precision
 class OnnxRuntime:
     """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default.
 
-    Attributes:
-        facts: metadata of the file as JSON, or None if it has none.
-        size: (height, width) of the images that the file takes, None for any.
+    ``facts`` are the metadata of the file as JSON, if it has some, and ``size`` the (height, width) that it takes, None
+    for any.
     """
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
@@ -32,7 +31,8 @@ class OnnxRuntime:
         options.add_session_config_entry('session.x64quantprecision', '1')
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
-        self.size = tuple(side if isinstance(side, int) else None for side in self._session.get_inputs()[0].shape[-2:])
+        sides = self._session.get_inputs()[0].shape[-2:]
+        self.size = tuple(side if isinstance(side, int) else None for side in sides)
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
@@ -79,12 +79,7 @@ def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]
 
 
 def check_precision(runtime: str, precision: str) -> None:
-    """Check that a library computes in a precision on this processor.
-
-    Raises:
-        ValueError: it does not.
-        ImportError: OpenVINO, which is asked, is not installed.
-    """
+    """Raise ValueError unless a library computes in a precision on this processor."""
     if precision == 'float32':
         return
     given = checks.argument('precision', precision)

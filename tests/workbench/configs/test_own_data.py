@@ -45,7 +45,7 @@ def test_a_segmentor_trains_tests_and_predicts_with_the_layout_of_camvid(tmp_pat
     trained = cli('train', 'mine.py', cwd=tmp_path)
     assert re.search(r'mIoU: [\d.]+', trained.stdout)
     checkpoint = tmp_path / 'work_dirs/mine/iter_2.pth'
-    tested = cli('test', 'mine.py', checkpoint, '--show-dir', 'painted', '--tta', cwd=tmp_path)
+    tested = cli('test', 'mine.py', checkpoint, '--show-dir', 'painted', cwd=tmp_path)
     assert re.search(r'mIoU: [\d.]+', tested.stdout)
     assert len(list((tmp_path / 'painted').rglob('*.png'))) == 4
     picture = root / 'val' / '0001TP_000001.png'
