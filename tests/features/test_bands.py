@@ -12,9 +12,10 @@ from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
 from swin_dense.images.pixels import Pixels
 from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
+from tests.checkpoint.helpers import prefixed
 from tests.conftest import TINY, IfInstalled, assert_near, needs, photograph, randomize, tiny
 
-tifffile = IfInstalled('tifffile')
+onnxruntime, safetensors, tifffile = (IfInstalled(name) for name in ('onnxruntime', 'safetensors.torch', 'tifffile'))
 ONE_BLOCK = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
 
 BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
@@ -23,28 +24,30 @@ OPTIONS = {'mean': MEAN, 'std': STD, 'scale': SCALE, 'bands': BANDS}
 ARGUMENTS = [part for name, values in OPTIONS.items() for part in (f'--{name}', *map(str, values))]
 
 
-def counts(height=61, width=93, bands=5):
-    return np.random.default_rng(0).integers(0, 9000, (height, width, bands), dtype=np.uint16)
+def counts(height=61, width=93):
+    return np.random.default_rng(0).integers(0, 9000, (height, width, 5), dtype=np.uint16)
 
 
-def expected_input(values):
-    chosen = values[:, :, BANDS].astype(np.float64)
-    return torch.from_numpy(((chosen / SCALE - MEAN) / STD).transpose(2, 0, 1))[None].float()
+COUNTS = counts()
 
 
-def maps_of(backbone, img):
+def maps_of(backbone, pixels):
+    """Return the maps of an array (H, W, C) of what the backbone takes, by stride."""
+    img = torch.from_numpy(pixels.transpose(2, 0, 1))[None].float()
     with torch.no_grad():
-        return dict(zip(backbone.out_strides, backbone(img), strict=True))
+        outs = backbone(img)
+    return {stride: out[0] for stride, out in zip(backbone.out_strides, outs, strict=True)}
 
 
-def expected_maps(backbone, values):
-    return maps_of(backbone, expected_input(values))
+def expected_maps(backbone, values=COUNTS):
+    chosen = values[:, :, BANDS].astype(np.float64)
+    return maps_of(backbone, (chosen / SCALE - MEAN) / STD)
 
 
-def close(pyramid, maps):
+def close(pyramid, maps, tolerance=1e-4):
     assert pyramid.keys() == maps.keys()
     for stride, level in maps.items():
-        assert_near(pyramid[stride], level[0], 1e-4)
+        assert_near(pyramid[stride], level, tolerance)
 
 
 @pytest.fixture
@@ -53,17 +56,22 @@ def backbone():
 
 
 @pytest.fixture
+def weights(backbone, tmp_path):
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    return str(tmp_path / 'weights.pth')
+
+
+@pytest.fixture
 def image(tmp_path):
     path = tmp_path / 'scene.tif'
-    tifffile.imwrite(path, counts(), photometric='minisblack', planarconfig='contig')
+    tifffile.imwrite(path, COUNTS, photometric='minisblack', planarconfig='contig')
     return path
 
 
 def test_arrays_tensors_and_files(backbone, image):
-    values = counts()
-    maps = expected_maps(backbone, values)
-    tensor = torch.from_numpy(values.astype(np.float32)).permute(2, 0, 1)
-    for source in (values, tensor, values.astype(np.int32), image):
+    maps = expected_maps(backbone)
+    tensor = torch.from_numpy(COUNTS.astype(np.float32)).permute(2, 0, 1)
+    for source in (COUNTS, tensor, COUNTS.astype(np.int32), image):
         close(extract_pyramid(backbone, source, **OPTIONS), maps)
     close(extract_pyramid(backbone, tensor.requires_grad_(), gradients=True, **OPTIONS), maps)
 
@@ -79,40 +87,34 @@ def test_tiles_of_a_file(backbone, tmp_path):
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
     pyramid = extract_pyramid(backbone, values, mean=None, std=None, scale=8160, bands=BANDS, clamp=True, max_side=45)
-    close(pyramid, maps_of(backbone, torch.ones(1, 4, 30, 45)))
+    close(pyramid, maps_of(backbone, np.ones((30, 45, 4))))
 
 
 @pytest.mark.parametrize('options', [OPTIONS, {'normalization': Normalization(**OPTIONS)}], ids=['short', 'one'])
-def test_an_extractor(backbone, image, tmp_path, options):
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    rows = Extractor(tmp_path / 'weights.pth', device='cpu', **options)({'path': [str(image)]})
+def test_an_extractor(backbone, image, weights, options):
+    rows = Extractor(weights, device='cpu', **options)({'path': [str(image)]})
     assert rows['error'][0] == ''
-    for stride, level in expected_maps(backbone, counts()).items():
-        np.testing.assert_allclose(rows[f'level_{stride}'][0], level[0].mean((1, 2)), rtol=1e-3, atol=1e-4)
+    for stride, level in expected_maps(backbone).items():
+        assert_near(torch.from_numpy(rows[f'level_{stride}'][0]), level.mean((1, 2)), 1e-3)
 
 
-@needs('safetensors')
 @needs('pyarrow')
-def test_the_command_features(backbone, image, tmp_path, capsys):
-    from safetensors.torch import load_file
-
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    weights, out = str(tmp_path / 'weights.pth'), str(tmp_path / 'out')
+def test_the_command_features(backbone, image, weights, tmp_path, capsys):
     given = ['features', str(image), '--checkpoint', weights, '--device', 'cpu', '--out']
-    assert main([*given, out, *ARGUMENTS]) == 0
-    (file,) = (tmp_path / 'out').rglob('*.safetensors')
-    maps = {int(name): level for name, level in load_file(file).items()}
-    close(maps, expected_maps(backbone, counts()))
-    assert main([*given, out, *ARGUMENTS, '--clamp']) == 2  # other features in one folder
+    out = tmp_path / 'out'
+    assert main([*given, str(out), *ARGUMENTS]) == 0
+    (file,) = out.rglob('*.safetensors')
+    maps = {int(name): level for name, level in safetensors.load_file(file).items()}
+    close(maps, expected_maps(backbone))
+    assert main([*given, str(out), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
     assert main([*given, str(tmp_path / 'other')]) == 2
     printed = capsys.readouterr().err
     assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give --mean, --std" in printed
 
 
-def test_the_command_explore(backbone, image, tmp_path):
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    weights, out = tmp_path / 'weights.pth', tmp_path / 'page.html'
-    assert main(['explore', str(image), '--checkpoint', str(weights), '--out', str(out), *ARGUMENTS]) == 0
+def test_the_command_explore(image, weights, tmp_path):
+    out = tmp_path / 'page.html'
+    assert main(['explore', str(image), '--checkpoint', weights, '--out', str(out), *ARGUMENTS]) == 0
     assert out.stat().st_size > 1000
 
 
@@ -128,41 +130,29 @@ def test_the_command_explore(backbone, image, tmp_path):
 def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys, arguments, options):
     """The file takes what the image file stores, and gives what `features` gives."""
     backbone = randomize(SwinBackbone(**ONE_BLOCK)).eval()
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    given = ['export', str(tmp_path / 'weights.pth'), '--out', str(tmp_path / 'model.ts'), '--no-check']
-    assert main([*given, '--size', '32', *arguments]) == 0
+    weights, out = tmp_path / 'weights.pth', tmp_path / 'model.ts'
+    torch.save(backbone.state_dict(), weights)
+    assert main(['export', str(weights), '--out', str(out), '--no-check', '--size', '32', *arguments]) == 0
     pixels = photograph(40, 48)
     img = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    (out,) = torch.jit.load(tmp_path / 'model.ts')(img)
-    assert_near(out[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
+    (found,) = torch.jit.load(out)(img)
+    assert_near(found[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
+
+
+@needs('onnx')
+@needs('onnxscript')
+def test_an_exported_file_takes_stored_values(tmp_path):
+    backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
+    session = onnxruntime.InferenceSession
+    export_model(backbone, tmp_path / 'model.onnx', normalization=Normalization(**OPTIONS))
+    img = COUNTS.transpose(2, 0, 1)[None].astype(np.float32)
+    (out,) = session(tmp_path / 'model.onnx', providers=['CPUExecutionProvider']).run(None, {'img': img})
+    close({4: torch.from_numpy(out[0])}, expected_maps(backbone), 2e-3)
 
 
 def test_clamp_needs_a_mean():
     with pytest.raises(ValueError, match=r'cut off .*; give mean= and std='):
         Normalization(clamp=True, scale=255)
-
-
-@pytest.mark.parametrize(
-    ('suffix', 'options'),
-    [('.onnx', OPTIONS), ('.ts', {'normalization': Normalization(**OPTIONS)})],
-    ids=['onnx', 'torchscript'],
-)
-def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
-    """One block suffices: the export takes a time for each, and normalises before the first."""
-    backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
-    for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
-        pytest.importorskip(package)
-    path = tmp_path / f'model{suffix}'
-    export_model(backbone, path, **options)
-    img = counts().transpose(2, 0, 1)[None].astype(np.float32)
-    if suffix == '.onnx':
-        import onnxruntime
-
-        outs = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']).run(None, {'img': img})
-    else:
-        outs = [out.numpy() for out in torch.jit.load(path)(torch.from_numpy(img))]
-    for out, level in zip(outs, expected_maps(backbone, counts()).values(), strict=True):
-        np.testing.assert_allclose(out, level, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +170,13 @@ def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
 )
 def test_wrong_numbers_are_refused(backbone, options, message):
     with pytest.raises(ValueError, match=message):
-        extract_pyramid(backbone, counts(), **{'mean': 0, 'std': 1, **options})
+        extract_pyramid(backbone, COUNTS, **{'mean': 0, 'std': 1, **options})
 
 
 def test_statistics_of_counts_need_a_scale_of_1(backbone):
-    values = counts()
-    options = {'mean': (1500, 1, 2, 3000), 'std': (800, 3, 4, 900), 'scale': 1, 'bands': BANDS}
-    normalized = (values[:, :, BANDS] - np.array(options['mean'])) / options['std']
-    img = torch.from_numpy(normalized.transpose(2, 0, 1))[None].float()
-    close(extract_pyramid(backbone, values, **options), maps_of(backbone, img))
+    mean, std = (1500, 1, 2, 3000), (800, 3, 4, 900)
+    found = extract_pyramid(backbone, COUNTS, mean=mean, std=std, scale=1, bands=BANDS)
+    close(found, maps_of(backbone, (COUNTS[:, :, BANDS] - np.array(mean)) / std))
 
 
 # Formulas of https://github.com/allenai/satlas Normalization.md and of torchgeo's transforms.
@@ -210,57 +198,69 @@ def test_presets(name):
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('name', 'channels', 'prefix', 'expected'),
-    [
-        ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
-        ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
-        ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
-        ('renamed.pth', 3, 'backbone.backbone.', 'satlas-rgb'),
-        ('mine.pth', 9, '', None),
-    ],
-)
-def test_published_weights_say_what_they_expect(tmp_path, caplog, name, channels, prefix, expected):
-    options = {**TINY, 'in_channels': channels, 'window_size': 4}
-    state = export_state_dict(randomize(SwinV2Backbone(**options, pretrained_window_size=4)), 'torchvision')
-    torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
-    with caplog.at_level(logging.INFO):
-        backbone = create_backbone(None, tmp_path / name, num_heads=TINY['num_heads'])
-    assert backbone.input_preset == expected
-    assert (f"normalised by preset('{expected}')" in caplog.text) == (expected is not None)
-    caplog.clear()
-    values = np.full((32, 32, channels), 200, np.uint8)
-    if channels == 3:
-        extract_pyramid(backbone, values)
-        assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
-    else:
-        with pytest.raises(ValueError, match=f"normalization='{expected}'" if expected else 'or a preset'):
+class TestPublishedWeights:
+    """Weights say by their file's name, or by the names in it, how their images are normalised."""
+
+    @pytest.fixture
+    def made(self, tmp_path, caplog):
+        """Return a function that makes the backbone of a file of torchvision's Swin V2."""
+        caplog.set_level(logging.INFO)
+
+        def make(name, channels, prefix=''):
+            options = {**TINY, 'in_channels': channels, 'window_size': 4, 'pretrained_window_size': 4}
+            state = export_state_dict(randomize(SwinV2Backbone(**options)), 'torchvision')
+            torch.save(prefixed(prefix, state), tmp_path / name)
+            return create_backbone(None, tmp_path / name, num_heads=TINY['num_heads'])
+
+        return make
+
+    @pytest.mark.parametrize(
+        ('name', 'channels', 'prefix', 'expected'),
+        [
+            ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
+            ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
+            ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
+        ],
+    )
+    def test_another_normalisation_is_an_error(self, made, caplog, name, channels, prefix, expected):
+        backbone = made(name, channels, prefix)
+        assert backbone.input_preset == expected
+        assert f"normalised by preset('{expected}')" in caplog.text
+        values = np.full((32, 32, channels), 200, np.uint8)
+        with pytest.raises(ValueError, match=f"normalization='{expected}'"):
             extract_pyramid(backbone, values)
-    caplog.clear()
-    if expected:
-        short = extract_pyramid(backbone, values, **preset(expected))
-        for normalization in (expected, Normalization(**preset(expected))):
-            assert torch.equal(extract_pyramid(backbone, values, normalization=normalization)[4], short[4])
+        caplog.clear()
+        extract_pyramid(backbone, values, normalization=expected)
         assert not caplog.records
 
+    def test_of_three_channels_it_is_a_warning(self, made, caplog):
+        backbone = made('renamed.pth', 3, 'backbone.backbone.')
+        assert backbone.input_preset == 'satlas-rgb'
+        extract_pyramid(backbone, np.full((32, 32, 3), 200, np.uint8))
+        assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
 
-def same(pyramid, other):
-    assert pyramid.keys() == other.keys()
-    assert all(torch.equal(level, other[stride]) for stride, level in pyramid.items())
+    def test_other_weights_say_nothing(self, made, caplog):
+        backbone = made('mine.pth', 9)
+        assert backbone.input_preset is None
+        assert 'normalised by preset' not in caplog.text
+        with pytest.raises(ValueError, match='or a preset'):
+            extract_pyramid(backbone, np.full((32, 32, 9), 200, np.uint8))
 
 
 def test_a_normalisation_is_one_argument_or_its_short_form(backbone):
-    values, how = counts(), Normalization(**OPTIONS)
-    expected = extract_pyramid(backbone, values, **OPTIONS)
-    same(extract_pyramid(backbone, values, normalization=how), expected)
-    bands = {'normalization': 'satlas-rgb', 'bands': OPTIONS['bands']}
-    short = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': OPTIONS['bands']}
-    same(extract_pyramid(backbone, values, **bands), extract_pyramid(backbone, values, **short))
+    how = Normalization(**OPTIONS)
+    rgb = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': BANDS}
+    for long, short in (
+        ({'normalization': how}, OPTIONS),
+        ({'normalization': 'satlas-rgb', 'bands': BANDS}, rgb),
+        ({'normalization': Normalization(**rgb)}, rgb),
+    ):
+        close(extract_pyramid(backbone, COUNTS, **long), extract_pyramid(backbone, COUNTS, **short), 0)
     with pytest.raises(ValueError, match='normalization= contains mean'):
-        extract_pyramid(backbone, values, normalization=how, scale=1)
+        extract_pyramid(backbone, COUNTS, normalization=how, scale=1)
     with pytest.raises(ValueError, match='leave them out'):
-        extract_pyramid(backbone, values, normalization=how, bands=(0,))
+        extract_pyramid(backbone, COUNTS, normalization=how, bands=(0,))
     with pytest.raises(ValueError, match=r"preset must be one of .*'landsat'"):
-        extract_pyramid(backbone, values, normalization='landsat')
+        extract_pyramid(backbone, COUNTS, normalization='landsat')
     with pytest.raises(TypeError, match=r'normalization must be a .*, got dict'):
-        extract_pyramid(backbone, values, normalization=OPTIONS)
+        extract_pyramid(backbone, COUNTS, normalization=OPTIONS)
