@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -27,6 +28,21 @@ class Runs:
 
     def __reduce__(self):
         return self.call
+
+
+def save_zipped(value, path):
+    torch.save(value, path)
+
+
+def save_legacy(value, path):
+    torch.save(value, path, _use_new_zipfile_serialization=False)
+
+
+def save_plain(value, path):
+    path.write_bytes(pickle.dumps(value))
+
+
+SAVERS = [save_zipped, save_legacy, save_plain]
 
 
 def build(seed=0, **options):

@@ -8,8 +8,6 @@ import os
 import pathlib
 import pickle
 import re
-import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,18 @@ from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.unpickler import StandIn
-from tests.checkpoint.helpers import SAFETENSORS, Runs, edit_index, load, raises_and_keeps, write_shards
+from tests.checkpoint.helpers import (
+    SAFETENSORS,
+    SAVERS,
+    Runs,
+    edit_index,
+    load,
+    raises_and_keeps,
+    save_legacy,
+    save_plain,
+    save_zipped,
+    write_shards,
+)
 from tests.conftest import IfInstalled, equal_weights, needs
 
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
@@ -43,110 +52,80 @@ def test_files_of_every_ending(tmp_path, ending, source, backbone):
     assert path.read_bytes() == before
 
 
-def made(name, base=object, **attributes):
-    """Make a class that pickles under a name, as that of a library which is not installed here."""
-    module, _, short = name.rpartition('.')
-    kind = type(short, (base,), {'__module__': module, '__qualname__': short})
-    thing = kind()
-    vars(thing).update(attributes)
-    return thing
+class Settings(dict):
+    """A dict of a training program, which the reader does not know."""
 
 
-def omegaconf():
-    metadata = made('omegaconf.base.Metadata', ref_type=Any, optional=True)
-    node = made('omegaconf.nodes.AnyNode', _val=3, _metadata=metadata)
-    content = {'lr': node, 'modes': collections.defaultdict(dict, a={})}
-    return made('omegaconf.dictconfig.DictConfig', _content=content, _parent=None)
+class Node:
+    """An object of a training program, which the reader does not know."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
 
 
-def message_hub():
+def of_mmengine():
     history = mmengine_logging.HistoryBuffer()
     history.update(0.5)
-    return {
-        'log_scalars': {'loss': history},
+    return {'loss': history, 'cfg': mmengine_config.ConfigDict(a=1)}
+
+
+# What training programs save beside the weights.
+BESIDE = {
+    'mmengine': of_mmengine,
+    'numpy': lambda: {
         'lr': np.float64(0.1),
         'ids': np.arange(3),
         'at': np.datetime64('2020'),
         'random': np.random.RandomState(0),
-    }
-
-
-# What training programs save beside the weights, by program.
-TRAINING = {
-    'mmengine': lambda: {'message_hub': message_hub(), 'meta': {'cfg': mmengine_config.ConfigDict(a=1)}},
-    'Lightning': lambda: {
-        'hyper_parameters': made('lightning.fabric.utilities.data.AttributeDict', dict, model=torch.nn.Linear(1, 1)),
-        'callbacks': {'Timer': {'elapsed': datetime.timedelta(3)}, 'loss': functools.partial(torch.nn.Linear, 1)},
-    },
-    'DeepSpeed': lambda: {
-        'ds_config': made('deepspeed.runtime.config.DeepSpeedConfig', zero=made('deepspeed.zero.ZeroStageEnum')),
-        'dtype': torch.float16,
         'rng': np.random.default_rng(0).bit_generator.state,
     },
-    'Hydra': lambda: {'cfg': omegaconf(), 'run_dir': made('pathlib._local.PosixPath')},
-    'argparse': lambda: {
+    'a library': lambda: {
+        'config': Settings(lr=Node(value=3, kind=Any), modes=collections.defaultdict(dict, a={})),
+        'nested': Node(inner=Node(), model=torch.nn.Linear(1, 1)),
+    },
+    'Python': lambda: {
         'args': argparse.Namespace(lr=0.1, mode=re.compile('x'), out=pathlib.Path('x')),
         'counts': collections.Counter('abc'),
         'queue': collections.deque([1, 2]),
+        'elapsed': datetime.timedelta(3),
+        'loss': functools.partial(torch.nn.Linear, 1),
+        'error': ValueError('x'),
         datetime.date(2020, 1, 1): {datetime.date(2020, 1, 1), 2},
     },
-    'classes': lambda: {
+    'names': lambda: {
         'kind': SwinBackbone,
         'call': torch.nn.functional.relu,
-        'error': ValueError('x'),
+        'dtype': torch.float16,
     },
 }
 
 
-@pytest.fixture
-def importable(monkeypatch):
-    """Let pickle find the classes of ``made``, which it looks up when it writes them."""
-    monkeypatch.setattr(pickle._Pickler, 'save_global', _save_name)
-
-
-def _save_name(self, thing, name=None):
-    name = name or getattr(thing, '__qualname__', thing.__name__)
-    self.write(f'c{thing.__module__}\n{name}\n'.encode())
-    self.memoize(thing)
-
-
-@pytest.mark.parametrize('kind', ['zip', 'legacy', 'plain'])
-@pytest.mark.parametrize('program', TRAINING)
-def test_files_of_training_programs_load(tmp_path, source, backbone, importable, program, kind):
-    path = tmp_path / 'last.ckpt'
-    checkpoint = {'state_dict': source.state_dict(), **TRAINING[program]()}
-    writer = types.ModuleType('writer')
-    vars(writer).update(Pickler=pickle._Pickler, dumps=pickle._dumps, dump=pickle._dump)
-    if kind == 'plain':
-        path.write_bytes(pickle._dumps(checkpoint, 2))
-    else:
-        torch.save(checkpoint, path, pickle_module=writer, _use_new_zipfile_serialization=kind == 'zip')
-    report = load(backbone, path)
+@pytest.mark.parametrize('save', SAVERS)
+@pytest.mark.parametrize('beside', BESIDE)
+def test_files_of_training_programs_load(tmp_path, source, backbone, beside, save):
+    save({'state_dict': source.state_dict(), **BESIDE[beside]()}, tmp_path / 'last.ckpt')
+    report = load(backbone, tmp_path / 'last.ckpt')
     assert equal_weights(backbone, source)
     assert report.unexpected == []
-    assert not sys.modules.keys() & {'omegaconf', 'deepspeed', 'lightning'}
 
 
-def test_weights_in_a_dict_of_another_class_load(tmp_path, source, backbone, importable):
-    state = made('a_library.StateDict', dict)
-    state.update(source.state_dict())
-    (tmp_path / 'a.pkl').write_bytes(pickle._dumps({'model': state}, 2))
+def test_weights_in_a_dict_of_another_class_load(tmp_path, source, backbone):
+    save_plain({'model': Settings(source.state_dict())}, tmp_path / 'a.pkl')
     load(backbone, tmp_path / 'a.pkl')
     assert equal_weights(backbone, source)
 
 
-def test_objects_that_are_not_read_are_named(tmp_path, source, backbone, importable):
+def test_objects_that_are_not_read_are_named(tmp_path, source, backbone):
     """Weights in the attributes of an object are not found, because attributes are not read."""
-    (tmp_path / 'a.pkl').write_bytes(pickle._dumps({'state': made('a_library.State', w=source.state_dict())}, 2))
-    raises_and_keeps(backbone, tmp_path / 'a.pkl', r'objects of a_library\.State, which are')
+    save_plain({'state': Node(w=source.state_dict())}, tmp_path / 'a.pkl')
+    raises_and_keeps(backbone, tmp_path / 'a.pkl', r'objects of tests\.checkpoint\.test_files\.Node, which are')
 
 
-@pytest.mark.parametrize('zipped', [True, False])
-def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, zipped):
+@pytest.mark.parametrize('save', [save_zipped, save_legacy])
+def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, save):
     """What it names is never called; the weights beside it load."""
     trap, path = tmp_path / 'trap', tmp_path / 'evil.pth'
-    evil = Runs(os.system, f'touch {trap}')
-    torch.save({'model': source.state_dict(), 'x': evil}, path, _use_new_zipfile_serialization=zipped)
+    save({'model': source.state_dict(), 'x': Runs(os.system, f'touch {trap}')}, path)
     load(backbone, path)
     created = create_backbone(checkpoint=path)
     assert not trap.exists()
@@ -157,11 +136,11 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, zipped):
 
 
 @pytest.mark.filterwarnings('ignore:.*Couldn.t retrieve source code')
-@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('save', [save_zipped, save_legacy])
 @pytest.mark.parametrize('nested', [True, False])
-def test_a_whole_model_needs_trust(tmp_path, source, backbone, zipped, nested):
+def test_a_whole_model_needs_trust(tmp_path, source, backbone, save, nested):
     path = tmp_path / 'model.pth'
-    torch.save({'net': source, 'epoch': 3} if nested else source, path, _use_new_zipfile_serialization=zipped)
+    save({'net': source, 'epoch': 3} if nested else source, path)
     where = " under 'net'" if nested else ''
     message = raises_and_keeps(backbone, path, r'torch\.save\(model\.state_dict\(\)')
     assert f'whole model, pickled as a swin_dense.models.swin.SwinBackbone{where}' in message
@@ -216,7 +195,8 @@ def test_what_is_read_of_nested_dicts():
     assert list(flatten(levels[32])) == ['in.' * 31 + 'a']
     assert not flatten(levels[33])
     # The text of an object can be far longer than its pickle.
-    assert list(flatten({'a': weights, 5: weights, (1, 2): weights, StandIn('a.Key'): weights})) == ['a', '5']
+    keys = ['a', 5, (1, 2), StandIn('a.Key')]
+    assert list(flatten(dict.fromkeys(keys, weights))) == ['a', '5']
     checkpoint = {'a': weights}
     checkpoint['again'] = {'itself': checkpoint}
     assert list(flatten(checkpoint)) == ['a']
@@ -224,7 +204,8 @@ def test_what_is_read_of_nested_dicts():
         checkpoint = {'left': checkpoint, 'right': checkpoint}
     assert 1 < len(flatten(checkpoint)) < 100
     # State dicts of modules are temporary, so that Python gives several of them the same identity.
-    assert len(flatten({str(number): torch.nn.Linear(1, 1) for number in range(40)})) == 80
+    layers = {str(number): torch.nn.Linear(1, 1) for number in range(40)}
+    assert len(flatten(layers)) == 80
 
 
 def test_values_that_are_not_finite(source, backbone):

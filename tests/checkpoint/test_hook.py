@@ -91,14 +91,6 @@ def test_the_error_for_a_bare_backbone_suggests_a_fix():
         SwinBackbone(**ARCH).load_state_dict({})
 
 
-def test_the_backbone_loads_a_whole_checkpoint_too():
-    source, backbone = Detector(1), SwinBackbone(**ARCH)
-    result = backbone.load_state_dict({'state_dict': frameworks_checkpoint(source), 'meta': {'epoch': 1}})
-    assert equal_weights(backbone, source.backbone)
-    assert not result.missing_keys
-    assert not result.unexpected_keys
-
-
 def test_unknown_entries_are_left_to_pytorch():
     backbone = SwinBackbone(**ARCH)
     state = {**backbone.state_dict(), 'adapter.weight': torch.zeros(1)}
@@ -215,9 +207,10 @@ class TestBackboneWithAdditions:
 
 def test_weights_load_into_wrapped_modules():
     source, model = Detector(1), Detector(2)
-    model.backbone.stages[0].blocks[1] = nn.Sequential(model.backbone.stages[0].blocks[1])
+    blocks = model.backbone.stages[0].blocks
+    blocks[1] = nn.Sequential(blocks[1])
     model.load_state_dict(frameworks_checkpoint(source), strict=False)
-    assert equal_weights(model.backbone.stages[0].blocks[1][0], source.backbone.stages[0].blocks[1])
+    assert equal_weights(blocks[1][0], source.backbone.stages[0].blocks[1])
 
 
 def test_an_ambiguous_wrapper_raises():
@@ -228,12 +221,11 @@ def test_an_ambiguous_wrapper_raises():
         model.load_state_dict(frameworks_checkpoint(Detector(1)), strict=False)
 
 
-@pytest.mark.parametrize('load', LOADERS)
-def test_a_file_with_fewer_outputs_loads(load, caplog):
+def test_a_file_with_fewer_outputs_loads(caplog):
     source, model = Detector(1, out_indices=(1, 2, 3)), Detector(2)
     norm = copy.deepcopy(model.backbone.norm0)
     with caplog.at_level(logging.INFO, 'swin_dense'):
-        load(model, frameworks_checkpoint(source))
+        model.load_state_dict(frameworks_checkpoint(source))
     assert 'new, as the checkpoint cannot have them: norm0.weight, norm0.bias' in caplog.text
     assert equal_weights(model.backbone.norm0, norm)
     assert equal_weights(model.backbone.norm1, source.backbone.norm1)

@@ -255,13 +255,15 @@ def spoiled(items, data):
     key, tensor = items[index]
     if not isinstance(tensor, torch.Tensor):
         return items
+    name = data.draw(st.sampled_from([f'{key}x', f'x.{key}', key.replace('.0.', '.1.')]))
+    value = data.draw(st.sampled_from([None, 'text', 3, tensor.long()]))
     changes = {
         'drop': [],
-        'rename': [(data.draw(st.sampled_from([f'{key}x', f'x.{key}', key.replace('.0.', '.1.')])), tensor)],
+        'rename': [(name, tensor)],
         'flatten': [(key, tensor.flatten())],
         'wrap': [(key, tensor[None])],
         'grow': [(key, torch.cat([tensor, tensor]))],
-        'type': [(key, data.draw(st.sampled_from([None, 'text', 3, tensor.long()])))],
+        'type': [(key, value)],
         'copy': [(key, tensor), (f'module.{key}', tensor)],
     }
     change = data.draw(st.sampled_from(sorted(changes)))

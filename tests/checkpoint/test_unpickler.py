@@ -17,7 +17,7 @@ import torch
 
 from swin_dense.checkpoint import unpickler
 from swin_dense.checkpoint.unpickler import ALLOWED, RefusedError, StandIn, read_pickle
-from tests.checkpoint.helpers import Runs
+from tests.checkpoint.helpers import SAVERS, Runs, save_zipped
 from tests.fuzzing.checkpoints import NAMES, pickle_program
 
 # What a name can stand for.
@@ -26,21 +26,6 @@ KNOWN = [*ALLOWED.values(), unpickler._storage_from_bytes]
 
 def loads(program):
     return unpickler.load(io.BytesIO(program), len(program))
-
-
-def save_zipped(value, path):
-    torch.save(value, path)
-
-
-def save_legacy(value, path):
-    torch.save(value, path, _use_new_zipfile_serialization=False)
-
-
-def save_plain(value, path):
-    path.write_bytes(pickle.dumps(value))
-
-
-SAVERS = [save_zipped, save_legacy, save_plain]
 
 
 @pytest.mark.parametrize('save', SAVERS)
@@ -88,7 +73,8 @@ def test_arrays(tmp_path, protocol, dtype):
 @pytest.mark.parametrize('dtype', ['M8[D]', 'O', [('a', 'f4'), ('b', 'i8')], 'V8'])
 def test_arrays_of_other_types_are_empty(tmp_path, protocol, dtype):
     array = np.zeros(3, dtype)
-    (tmp_path / 'a.pkl').write_bytes(pickle.dumps({'a': array, 'number': array[0], 'b': np.ones(2)}, protocol))
+    value = {'a': array, 'number': array[0], 'b': np.ones(2)}
+    (tmp_path / 'a.pkl').write_bytes(pickle.dumps(value, protocol))
     found = read_pickle(tmp_path / 'a.pkl')
     assert found['a'].size == 0
     assert found['b'].tolist() == [1, 1]

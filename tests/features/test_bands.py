@@ -14,6 +14,7 @@ from swin_dense.images.pixels import Pixels
 from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from tests.checkpoint.helpers import prefixed
 from tests.conftest import TINY, IfInstalled, assert_near, needs, photograph, randomize, tiny
+from tests.images.mutations import counts
 
 onnxruntime, safetensors, tifffile = (IfInstalled(name) for name in ('onnxruntime', 'safetensors.torch', 'tifffile'))
 ONE_BLOCK = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
@@ -24,11 +25,7 @@ OPTIONS = {'mean': MEAN, 'std': STD, 'scale': SCALE, 'bands': BANDS}
 ARGUMENTS = [part for name, values in OPTIONS.items() for part in (f'--{name}', *map(str, values))]
 
 
-def counts(height=61, width=93):
-    return np.random.default_rng(0).integers(0, 9000, (height, width, 5), dtype=np.uint16)
-
-
-COUNTS = counts()
+COUNTS = counts(61, 93, 5)
 
 
 def maps_of(backbone, pixels):
@@ -78,7 +75,7 @@ def test_arrays_tensors_and_files(backbone, image):
 
 @needs('zarr')
 def test_tiles_of_a_file(backbone, tmp_path):
-    values = counts(450, 230)
+    values = counts(450, 230, 5)
     path = tmp_path / 'scene.tif'
     tifffile.imwrite(path, values, photometric='minisblack', planarconfig='contig', tile=(64, 64))
     close(extract_pyramid(backbone, path, tile=224, **OPTIONS), expected_maps(backbone, values))
@@ -86,7 +83,8 @@ def test_tiles_of_a_file(backbone, tmp_path):
 
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
-    pyramid = extract_pyramid(backbone, values, mean=None, std=None, scale=8160, bands=BANDS, clamp=True, max_side=45)
+    options = {'mean': None, 'std': None, 'scale': 8160, 'bands': BANDS, 'clamp': True}
+    pyramid = extract_pyramid(backbone, values, **options, max_side=45)
     close(pyramid, maps_of(backbone, np.ones((30, 45, 4))))
 
 
@@ -132,7 +130,8 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
     backbone = randomize(SwinBackbone(**ONE_BLOCK)).eval()
     weights, out = tmp_path / 'weights.pth', tmp_path / 'model.ts'
     torch.save(backbone.state_dict(), weights)
-    assert main(['export', str(weights), '--out', str(out), '--no-check', '--size', '32', *arguments]) == 0
+    given = ['export', str(weights), '--out', str(out), '--no-check', '--size', '32']
+    assert main([*given, *arguments]) == 0
     pixels = photograph(40, 48)
     img = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
     (found,) = torch.jit.load(out)(img)
@@ -180,10 +179,11 @@ def test_statistics_of_counts_need_a_scale_of_1(backbone):
 
 
 # Formulas of https://github.com/allenai/satlas Normalization.md and of torchgeo's transforms.
+SENTINEL2 = np.array([255] * 3 + [8160] * 6)
 SATLAS = {
     'satlas-rgb': (3, lambda x: x / 255),
     'satlas-sentinel1': (2, lambda x: np.clip(x / 255, 0, 1)),
-    'satlas-sentinel2-ms': (9, lambda x: np.clip(x / np.array([255] * 3 + [8160] * 6), 0, 1)),
+    'satlas-sentinel2-ms': (9, lambda x: np.clip(x / SENTINEL2, 0, 1)),
     'satlas-landsat': (11, lambda x: np.clip((x - 4000) / 16320, 0, 1)),
 }
 
@@ -192,10 +192,11 @@ SATLAS = {
 def test_presets(name):
     channels, formula = SATLAS[name]
     most = 256 if name == 'satlas-rgb' else 30000
-    values = np.random.default_rng(1).integers(0, most, (6, 7, channels), np.uint16)
+    values = counts(6, 7, channels, most=most)
     how = Normalization(**preset(name))
     img = how.prepare(how.stored(Pixels(values), channels))
-    np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
+    expected = formula(values.astype(float)).transpose(2, 0, 1)
+    np.testing.assert_allclose(img, expected, atol=1e-6)
 
 
 class TestPublishedWeights:

@@ -16,7 +16,7 @@ from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import normalize, read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
 from tests.conftest import TINY, IfInstalled, assert_near, assert_within, photograph
-from tests.images.mutations import counted, encode, encode_tiff
+from tests.images.mutations import counted, counts, encode, encode_tiff
 
 cv2, zarr = IfInstalled('cv2'), IfInstalled('zarr')
 
@@ -97,7 +97,7 @@ def test_grey_images_are_repeated_for_three_channels_and_kept_for_one(form):
 
 
 def test_full_depth_of_16_bits_is_kept():
-    deep = np.random.default_rng(0).integers(0, 65536, (9, 11, 3), dtype=np.uint16)
+    deep = counts(9, 11, 3, most=65536)
     expected = tensor_of((deep / 65535).astype(np.float32))
     for content in (encode_tiff(deep, photometric='rgb'), deep_png(deep)):
         assert_within(read_image(content), expected, 1e-6)
@@ -139,8 +139,8 @@ def test_exif_orientation_is_applied(file_format, orientation):
 def add_png_exif(content, exif):
     """Put an eXIf chunk after the header of a PNG."""
     body = b'eXIf' + exif.removeprefix(b'Exif\0\0')
-    chunk = struct.pack('>I', len(body) - 4) + body + struct.pack('>I', zlib.crc32(body))
-    return content[:33] + chunk + content[33:]
+    length, checksum = struct.pack('>I', len(body) - 4), struct.pack('>I', zlib.crc32(body))
+    return content[:33] + length + body + checksum + content[33:]
 
 
 def test_bgr_arrays(tmp_path):
@@ -157,7 +157,7 @@ def test_bgr_arrays(tmp_path):
         assert np.array_equal(image.read(3, 4, 20, 30), RGB[3:20, 4:30])
 
 
-FOUR_CHANNELS = np.random.default_rng(0).integers(0, 255, (32, 40, 4), dtype=np.uint8)
+FOUR_CHANNELS = counts(32, 40, 4, most=255, dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,8 @@ def test_open_files(tmp_path):
         read_image(file)
 
 
-FRAMES = np.stack([np.full((9, 12, 3), value, np.uint8) for value in (10, 120, 250)])
+SHADES = np.array([10, 120, 250], np.uint8)
+FRAMES = np.broadcast_to(SHADES[:, None, None, None], (3, 9, 12, 3))
 
 
 def paged(file_format):
@@ -307,7 +308,8 @@ def test_normalize():
     expected = (RGB / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     assert_within(normalize(image, IMAGENET_MEAN, IMAGENET_STD), tensor_of(expected).float(), 1e-6)
     assert normalize(image, None, None) is image
-    assert torch.equal(normalize(image, 0.5, 0.25), normalize(image, [0.5] * 3, np.full(3, 0.25)))
+    of_each = normalize(image, [0.5] * 3, np.full(3, 0.25))
+    assert torch.equal(normalize(image, 0.5, 0.25), of_each)
     assert torch.equal(normalize(image, 1, 1), image - 1)  # the largest values allowed
 
 

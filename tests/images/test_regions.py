@@ -38,13 +38,18 @@ def save_memmap(path):
     return np.load(path / 'x.npy', mmap_mode='r')
 
 
-@pytest.mark.parametrize('save', [save_memmap, save_png, lambda path: zarr.array(RGB)], ids=['memmap', 'png', 'zarr'])
+def save_zarr(path):
+    return zarr.array(RGB)
+
+
+@pytest.mark.parametrize('save', [save_memmap, save_png, save_zarr])
 def test_regions(save, tmp_path):
     """Those of other sources are in test_reading.py and test_tiff.py."""
     with open_large_image(save(tmp_path)) as image:
         assert image.size == RGB.shape[:2]
-        for top, left, bottom, right in ((0, 0, 150, 131), (17, 20, 100, 99), (120, 3, 121, 4)):
-            assert np.array_equal(image.read(top, left, bottom, right), RGB[top:bottom, left:right])
+        assert np.array_equal(image.read(0, 0, 150, 131), RGB)
+        assert np.array_equal(image.read(17, 20, 100, 99), RGB[17:100, 20:99])
+        assert np.array_equal(image.read(120, 3, 121, 4), RGB[120:121, 3:4])
 
 
 def test_a_tiff_of_unknown_colours_is_read_as_a_whole(tmp_path):

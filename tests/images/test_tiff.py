@@ -24,6 +24,7 @@ RGB = photograph(70, 90)
 GREY = RGB[:, :, 0]
 BANDS = np.concatenate([RGB, RGB[::-1, ::-1]], 2)
 FOUR = BANDS[:, :, :4]
+HALF = (GREY / 255).astype(np.float16)
 PALETTE = np.random.default_rng(0).integers(0, 256, (3, 256))
 
 
@@ -63,7 +64,7 @@ FILES = {
     **{f'{bits} bits': greyscale(bits) for bits in (2, 4, 8, 16)},
     '16 bits of colour': (DEEP, COLOUR, RGB / 255),
     '32 bits': (GREY * np.uint32(257), GREYSCALE, GREY / 255),
-    'float16': ((GREY / 255).astype(np.float16), GREYSCALE, (GREY / 255).astype(np.float16)),
+    'float16': (HALF, GREYSCALE, HALF),
     'float32': ((RGB / 255).astype(np.float32), COLOUR, RGB / 255),
     '2 bands': (BANDS[:, :, :2], TOGETHER, BANDS[:, :, :2] / 255),
     '4 bands': (FOUR, TOGETHER, FOUR / 255),
@@ -124,7 +125,8 @@ def test_pixels_equal_the_array_that_was_written(form, options, save):
     with open_large_image(path) as image:
         assert image.size == (70, 90)
         assert_within(region_of(image, 0, 0, 70, 90, channels), expected, 1e-5)
-        assert_within(region_of(image, 17, 20, 50, 33, channels), expected[:, 17:50, 20:33], 1e-5)
+        part = region_of(image, 17, 20, 50, 33, channels)
+        assert_within(part, expected[:, 17:50, 20:33], 1e-5)
 
 
 @pytest.mark.parametrize('orientation', range(1, 9))
@@ -138,7 +140,8 @@ def test_every_orientation(options, orientation, save):
     assert_within(read_image(path), expected, 1e-5)
     with open_large_image(path) as image:
         assert image.size == expected.shape[1:]
-        assert_within(region_of(image, 5, 6, 50, 60, 3), expected[:, 5:50, 6:60], 1e-5)
+        part = region_of(image, 5, 6, 50, 60, 3)
+    assert_within(part, expected[:, 5:50, 6:60], 1e-5)
 
 
 BANDED = ['2 bands', '4 bands', 'RGB and infrared', '2 separate uint8 bands, deflate', '6 bands']

@@ -39,7 +39,11 @@ ZOO = [path for path in LEAVES if path.parent.name != 'demo']
 PLACES = {'mmdet': MMDET, 'mmseg': MMSEG}
 FRAMEWORKS = framework_configs(CONFIGS.parent)
 THEIRS = {path.stem: path for root in (MMDET, MMSEG) for path in root.rglob('*.py')}
-THEIRS.update((name, PLACES[place.partition('::')[0]] / place.partition('::')[2]) for name, place in FRAMEWORKS.items())
+for name, place in FRAMEWORKS.items():
+    package, _, file = place.partition('::')
+    THEIRS[name] = PLACES[package] / file
+UPERNETS = [path for path in ZOO if path.parent.name == 'upernet']
+ABLATED = [path for path in ZOO if path.parent.name == 'ablations']
 BACKBONES = sorted((CONFIGS / '_base_/backbones').glob('*.py'))
 
 
@@ -161,39 +165,43 @@ def test_cascade_heads_equal_those_of_convnext_in_mmdet():
     assert found == {'param_scheduler[0].end': (500, 1000)}
 
 
-# Recipes that equal no config of mmdet: drop path, warm-up iterations, epochs, half precision, multi-scale crops.
+# Recipes that equal no config of mmdet: drop path, warm-up iterations, epochs, half precision.
 COCO_RECIPES = {
-    'faster-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False, False),
-    'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco': (0.2, 1000, 36, False, True),
-    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-1x_coco': (0.1, 500, 12, True, True),
-    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco': (0.2, 500, 36, True, True),
-    'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco': (0.2, 500, 36, True, True),
-    f'{CASCADE}-1x_coco': (0.0, 500, 12, True, True),
-    f'{CASCADE}-3x_coco': (0.2, 500, 36, True, True),
-    'cascade-mask-rcnn_swin-s-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': (0.2, 500, 36, True, True),
-    'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': (0.3, 500, 36, True, True),
+    'faster-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False),
+    'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco': (0.2, 1000, 36, False),
+    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-1x_coco': (0.1, 500, 12, True),
+    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco': (0.2, 500, 36, True),
+    'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco': (0.2, 500, 36, True),
+    f'{CASCADE}-1x_coco': (0.0, 500, 12, True),
+    f'{CASCADE}-3x_coco': (0.2, 500, 36, True),
+    f'{CASCADE}-3x_coco'.replace('swin-t', 'swin-s'): (0.2, 500, 36, True),
+    f'{CASCADE}-3x_coco'.replace('swin-t', 'swin-b'): (0.3, 500, 36, True),
 }
+
+
+def assert_has(config, **expected):
+    """Compare some entries of a config."""
+    assert {name: config[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize('name', COCO_RECIPES)
 def test_coco_recipe(name):
-    drop_path, warm_up, epochs, half_precision, crops = COCO_RECIPES[name]
+    drop_path, warm_up, epochs, half_precision = COCO_RECIPES[name]
     config = leaf(name)
     assert config.model.backbone.drop_path_rate == drop_path
+    assert config.model.data_preprocessor.pad_size_divisor == 32
     assert config.train_cfg.max_epochs == epochs
     first, second = config.param_scheduler
-    assert (first.type, first.begin, first.end, first.by_epoch) == ('LinearLR', 0, warm_up, False)
-    assert (second.end, second.milestones) == (epochs, {12: [8, 11], 36: [27, 33]}[epochs])
+    assert_has(first, type='LinearLR', begin=0, end=warm_up, by_epoch=False)
+    assert_has(second, end=epochs, milestones={12: [8, 11], 36: [27, 33]}[epochs])
     assert config.optim_wrapper.type == ('AmpOptimWrapper' if half_precision else 'OptimWrapper')
-    optimizer = config.optim_wrapper.optimizer
-    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.05)
-    pipeline = config.train_dataloader.dataset.pipeline
-    assert [step.type for step in pipeline if step.type == 'RandomChoice'] == ['RandomChoice'] * crops
+    assert_has(config.optim_wrapper.optimizer, type='AdamW', lr=1e-4, weight_decay=0.05)
+    has_crops = any(step.type == 'RandomChoice' for step in config.train_dataloader.dataset.pipeline)
+    assert has_crops == ('ms-crop' in name)
     assert config.train_dataloader.batch_size == 2
-    assert config.model.data_preprocessor.pad_size_divisor == 32
 
 
-@pytest.mark.parametrize('path', [path for path in ZOO if path.parent.name == 'upernet'], ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', UPERNETS, ids=lambda path: path.stem)
 def test_ade20k_recipe(path):
     config = load(path)
     crop = (640, 640) if '640x640' in path.stem else (512, 512)
@@ -202,39 +210,36 @@ def test_ade20k_recipe(path):
     pipeline = {step.type: step for step in config.train_dataloader.dataset.pipeline}
     assert pipeline['RandomCrop'].crop_size == crop
     assert pipeline['RandomResize'].scale == (4 * crop[0], crop[0])
-    optimizer = config.optim_wrapper.optimizer
-    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 6e-5, 0.01)
+    assert_has(config.optim_wrapper.optimizer, type='AdamW', lr=6e-5, weight_decay=0.01)
     assert config.train_cfg.max_iters == 160_000
     assert config.train_dataloader.batch_size == 2
     warm_up, decay = config.param_scheduler
-    assert (warm_up.start_factor, warm_up.end) == (1e-6, 1500)
-    assert (decay.power, decay.eta_min, decay.end) == (1.0, 0.0, 160_000)
-    assert decay.begin == (0 if 'official' in path.stem else 1500)
+    assert_has(warm_up, start_factor=1e-6, end=1500)
+    assert_has(decay, begin=0 if 'official' in path.stem else 1500, end=160_000, power=1.0, eta_min=0.0)
     assert config.model.auxiliary_head.loss_decode.loss_weight == 0.4
 
 
 @pytest.mark.parametrize('path', BACKBONES, ids=lambda path: path.stem)
 def test_backbone_file_matches_its_name(path):
     config = load(path)
+    swin = config.swin
     family, size = path.stem.split('_')[:2]
-    window = 12 if 'w12' in path.stem else 7
-    pretrain_size = {7: 224, 12: 384}[window]
-    if family == 'swinv2':  # pretrained with a different window
-        assert (config.swin.type, config.swin.window_size) == ('SwinDenseV2', 16)
-        window, pretrain_size = config.swin.pretrained_window_size, 256
-        assert window == 8
-    else:
-        assert (config.swin.type, config.swin.window_size) == ('SwinDense', window)
-        assert config.swin.get('pretrain_img_size', 224) == pretrain_size
     arch = ARCHS[size[0]]
-    assert Arch(config.swin.embed_dims, config.swin.depths, config.swin.num_heads) == arch
+    assert Arch(swin.embed_dims, swin.depths, swin.num_heads) == arch
     assert tuple(config.channels) == arch.channels
+    if family == 'swinv2':  # pretrained with a different window
+        assert_has(swin, type='SwinDenseV2', window_size=16, pretrained_window_size=8)
+        trained = 'window8_256'
+    else:
+        window, image = (12, 384) if 'w12' in path.stem else (7, 224)
+        assert_has(swin, type='SwinDense', window_size=window)
+        assert swin.get('pretrain_img_size', 224) == image
+        trained = f'window{window}_{image}'
     suffix = '_22k' if '22k' in path.stem else ''
-    weights = f'{family}_{size}_patch4_window{window}_{pretrain_size}{suffix}.pth'
     address, _, digest = config.pretrained.partition('#')
-    assert Path(address).name == weights
+    assert Path(address).name == f'{family}_{size}_patch4_{trained}{suffix}.pth'
     assert re.fullmatch(r'sha384=[0-9a-f]{96}' if path.stem == 'swin_tiny' else '', digest)
-    assert config.swin.init_cfg == {'type': 'Pretrained', 'checkpoint': config.pretrained}
+    assert swin.init_cfg == {'type': 'Pretrained', 'checkpoint': config.pretrained}
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
@@ -243,12 +248,14 @@ def test_every_config_builds_its_whole_model(path):
     model = build_on_meta(config)
     assert isinstance(model.backbone, SwinDense)
     assert all(parameter.is_meta for parameter in model.parameters())
-    if path.parent.name != 'demo':
-        assert set(re.findall(r'window(\d+)|-w(\d+)_', path.stem)[0]) - {''} == {str(model.backbone.window_size[0])}
-        if path.parent.name == 'ablations':
-            assert config.model.backbone.init_cfg is None  # there are no published weights, or none are wanted
-        else:
-            assert config.model.backbone.init_cfg.checkpoint == config.pretrained
+    if path.parent.name == 'demo':
+        return
+    window = re.search(r'(?:window|-w)(\d+)', path.stem)[1]
+    assert model.backbone.window_size == (int(window), int(window))
+    # For an ablation there are no published weights, or none are wanted.
+    weights = config.model.backbone.init_cfg
+    assert (weights is None) == (path.parent.name == 'ablations')
+    assert weights is None or weights.checkpoint == config.pretrained
 
 
 @pytest.mark.parametrize(
@@ -294,11 +301,13 @@ def shrink(model):
 def batch(is_detector):
     if is_detector:
         return demo_mm_inputs(2, [(3, 64, 96), (3, 60, 80)], num_items=[2, 1], num_classes=80, with_mask=True)
-    samples = []
+    images, samples = [], []
+    shape = {'img_shape': (64, 96), 'ori_shape': (64, 96)}
     for _ in range(2):
         label = PixelData(data=torch.randint(150, (1, 64, 96)))
-        samples.append(SegDataSample(gt_sem_seg=label, metainfo={'img_shape': (64, 96), 'ori_shape': (64, 96)}))
-    return {'inputs': [torch.randint(255, (3, 64, 96), dtype=torch.uint8) for _ in samples], 'data_samples': samples}
+        samples.append(SegDataSample(gt_sem_seg=label, metainfo=shape))
+        images.append(torch.randint(255, (3, 64, 96), dtype=torch.uint8))
+    return {'inputs': images, 'data_samples': samples}
 
 
 @pytest.mark.parametrize('name', ONE_OF_EACH)
@@ -385,7 +394,7 @@ ABLATIONS = {
 }
 
 
-@pytest.mark.parametrize('path', [path for path in ZOO if path.parent.name == 'ablations'], ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', ABLATED, ids=lambda path: path.stem)
 def test_an_ablation_changes_only_its_options(path):
     of_cascade = path.stem.startswith('cascade')
     row = path.stem.split('_')[2 if of_cascade else 1]
