@@ -49,7 +49,6 @@ def test_regions(save, tmp_path):
         assert image.size == RGB.shape[:2]
         assert np.array_equal(image.read(0, 0, 150, 131), RGB)
         assert np.array_equal(image.read(17, 20, 100, 99), RGB[17:100, 20:99])
-        assert np.array_equal(image.read(120, 3, 121, 4), RGB[120:121, 3:4])
 
 
 def test_a_tiff_of_unknown_colours_is_read_as_a_whole(tmp_path):
@@ -68,7 +67,8 @@ def refuses(source, match, error=ImageError):
 
 def test_invalid_sources_are_refused(tmp_path):
     refuses(tmp_path / 'missing.tif', 'missing', FileNotFoundError)
-    for name, content in (('text.png', b'text'), ('empty.png', b''), ('cut.tif', b'II*\0cut')):
+    contents = {'text.png': b'text', 'empty.png': b'', 'cut.tif': b'II*\0cut'}
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         refuses(tmp_path / name, name)
     refuses(tmp_path, 'is a folder')
