@@ -12,11 +12,10 @@ from torch import nn
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.models.swin import SwinBlock
-from tests.conftest import TINY, IfInstalled, equal_weights, needs_fully_shard, randomize
+from tests.checkpoint.helpers import ARCH, prefixed
+from tests.conftest import IfInstalled, equal_weights, needs_fully_shard, randomize
 
 mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
-
-ARCH = {**TINY, 'embed_dims': 8, 'depths': (2, 1, 1, 1), 'window_size': 3}
 
 
 class Detector(nn.Module):
@@ -28,8 +27,15 @@ class Detector(nn.Module):
 
 def frameworks_checkpoint(detector):
     """Return the state dict that mmdet saves for the same weights."""
-    state = {f'backbone.{k}': v for k, v in export_state_dict(detector.backbone, 'mmdet').items()}
-    return state | {f'head.{k}': v for k, v in detector.head.state_dict().items()}
+    return prefixed('backbone.', export_state_dict(detector.backbone, 'mmdet')) | prefixed('head.', detector.head)
+
+
+def without_prefix(state):
+    return {name.removeprefix('backbone.'): tensor for name, tensor in state.items()}
+
+
+def without(word, state):
+    return {name: tensor for name, tensor in state.items() if word not in name}
 
 
 def strictly(model, state):
@@ -40,27 +46,31 @@ def by_mmengine(model, state):
     return mmengine_checkpoint.load_state_dict(model, state, strict=False)
 
 
-LOADERS = [strictly, by_mmengine, lambda model, state: model.load_state_dict(state, strict=False)]
+def loosely(model, state):
+    return model.load_state_dict(state, strict=False)
+
+
+LOADERS = [strictly, loosely, by_mmengine]
 
 
 @pytest.mark.parametrize('load', LOADERS)
 def test_a_whole_model_loads_the_frameworks_checkpoint(load):
     source, model = Detector(1), Detector(2)
     checkpoint = frameworks_checkpoint(source)
-    before = dict(checkpoint)
+    names = list(checkpoint)
     load(model, checkpoint)
     assert equal_weights(model, source)
-    assert list(checkpoint) == list(before)  # the caller's dict is not changed
+    assert list(checkpoint) == names  # the caller's dict is not changed
 
 
 @pytest.mark.parametrize('load', LOADERS)
 @pytest.mark.parametrize(
     'damage',
     [
-        lambda state: {name: tensor for name, tensor in state.items() if 'backbone' not in name},
-        lambda state: {name.removeprefix('backbone.'): tensor for name, tensor in state.items()},
-        lambda state: {'model': {name.removeprefix('backbone.'): tensor for name, tensor in state.items()}},
-        lambda state: {name: tensor for name, tensor in state.items() if 'reduction' not in name},
+        lambda state: without('backbone', state),
+        without_prefix,
+        lambda state: {'model': without_prefix(state)},
+        lambda state: without('reduction', state),
         lambda state: {name.replace('stages', 'levels'): tensor for name, tensor in state.items()},
         lambda state: {name: tensor[..., :1] for name, tensor in state.items()},
     ],
@@ -81,14 +91,6 @@ def test_the_error_for_a_bare_backbone_suggests_a_fix():
         SwinBackbone(**ARCH).load_state_dict({})
 
 
-def test_the_backbone_loads_a_whole_checkpoint_too():
-    source, backbone = Detector(1), SwinBackbone(**ARCH)
-    result = backbone.load_state_dict({'state_dict': frameworks_checkpoint(source), 'meta': {'epoch': 1}})
-    assert equal_weights(backbone, source.backbone)
-    assert not result.missing_keys
-    assert not result.unexpected_keys
-
-
 def test_unknown_entries_are_left_to_pytorch():
     backbone = SwinBackbone(**ARCH)
     state = {**backbone.state_dict(), 'adapter.weight': torch.zeros(1)}
@@ -101,7 +103,7 @@ class TestPartialLoading:
     def test_a_head_alone(self):
         source, model = Detector(1), Detector(2)
         before = copy.deepcopy(model.backbone)
-        head = {f'head.{k}': v for k, v in source.head.state_dict().items()}
+        head = prefixed('head.', source.head)
         with allow_partial_loading():
             missing, unexpected = model.load_state_dict(head, strict=False)
         assert equal_weights(model.head, source.head)
@@ -151,8 +153,10 @@ def with_adapters(model):
 
 
 def additions(model):
-    plain = Detector().state_dict()
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in plain and 'base_' not in name}
+    state = without('base_', model.state_dict())
+    for name in Detector().state_dict():
+        state.pop(name, None)
+    return state
 
 
 @pytest.mark.parametrize('add', [with_lora, with_adapters])
@@ -191,7 +195,7 @@ class TestBackboneWithAdditions:
         assert equal_weights(source.backbone, loaded)
 
     def test_missing_weights_still_raise_without_wrong_advice(self, add):
-        state = {k: v for k, v in frameworks_checkpoint(Detector(1)).items() if 'stages.1.blocks.0.norm2' not in k}
+        state = without('stages.1.blocks.0.norm2', frameworks_checkpoint(Detector(1)))
         model = add(Detector(2))
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(CheckpointError, match=r'Missing .*: stages\.1\.blocks\.0\.norm2') as raised:
@@ -203,26 +207,25 @@ class TestBackboneWithAdditions:
 
 def test_weights_load_into_wrapped_modules():
     source, model = Detector(1), Detector(2)
-    model.backbone.stages[0].blocks[1] = nn.Sequential(model.backbone.stages[0].blocks[1])
+    blocks = model.backbone.stages[0].blocks
+    blocks[1] = nn.Sequential(blocks[1])
     model.load_state_dict(frameworks_checkpoint(source), strict=False)
-    assert equal_weights(model.backbone.stages[0].blocks[1][0], source.backbone.stages[0].blocks[1])
+    assert equal_weights(blocks[1][0], source.backbone.stages[0].blocks[1])
 
 
 def test_an_ambiguous_wrapper_raises():
     model = Detector(2)
-    model.backbone.norm1 = nn.ModuleDict(
-        {'original': model.backbone.norm1, 'copy': copy.deepcopy(model.backbone.norm1)}
-    )
+    norm = model.backbone.norm1
+    model.backbone.norm1 = nn.ModuleDict({'original': norm, 'copy': copy.deepcopy(norm)})
     with pytest.raises(CheckpointError, match=r'model: backbone\.norm1|: norm1\.weight'):
         model.load_state_dict(frameworks_checkpoint(Detector(1)), strict=False)
 
 
-@pytest.mark.parametrize('load', LOADERS)
-def test_a_file_with_fewer_outputs_loads(load, caplog):
+def test_a_file_with_fewer_outputs_loads(caplog):
     source, model = Detector(1, out_indices=(1, 2, 3)), Detector(2)
     norm = copy.deepcopy(model.backbone.norm0)
     with caplog.at_level(logging.INFO, 'swin_dense'):
-        load(model, frameworks_checkpoint(source))
+        model.load_state_dict(frameworks_checkpoint(source))
     assert 'new, as the checkpoint cannot have them: norm0.weight, norm0.bias' in caplog.text
     assert equal_weights(model.backbone.norm0, norm)
     assert equal_weights(model.backbone.norm1, source.backbone.norm1)
@@ -234,11 +237,8 @@ class TestCopies:
         buffer = io.BytesIO()
         torch.save(model, buffer)
         buffer.seek(0)
-        for copied in (
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(buffer, weights_only=False),
-        ):
+        saved = torch.load(buffer, weights_only=False)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved):
             copied.load_state_dict(frameworks_checkpoint(source))
             assert equal_weights(copied, source)
             assert not equal_weights(model, source)
@@ -267,7 +267,7 @@ needs_cpu_streams = pytest.mark.skipif(
 class TestWrappers:
     def test_data_parallel(self, one_process_group):
         source, model = Detector(1), nn.parallel.DistributedDataParallel(Detector(2))
-        model.load_state_dict({f'module.{k}': v for k, v in frameworks_checkpoint(source).items()})
+        model.load_state_dict(prefixed('module.', frameworks_checkpoint(source)))
         assert equal_weights(model.module, source)
         mmengine_checkpoint.load_state_dict(model, frameworks_checkpoint(Detector(3)))
         assert equal_weights(model.module, Detector(3))
@@ -276,19 +276,15 @@ class TestWrappers:
         assert equal_weights(wrapped.module, source.backbone)
 
     def test_compiled_modules(self):
-        source, backbone = randomize(SwinBackbone(**ARCH), 1), randomize(SwinBackbone(**ARCH), 2)
+        source, backbone = Detector(1).backbone, Detector(2).backbone
         compiled = torch.compile(backbone)
         load_checkpoint(compiled, export_state_dict(source, 'torchvision'), log=None)
         assert equal_weights(backbone, source)
         backbone.reset_parameters()
         backbone.stages[0] = torch.compile(backbone.stages[0])
         backbone.load_state_dict(export_state_dict(source, 'mmdet'))
-        assert torch.equal(
-            backbone.stages[0]._orig_mod.blocks[0].ffn.layers[0][0].weight,
-            source.stages[0].blocks[0].ffn.layers[0][0].weight,
-        )
-        exported = export_state_dict(backbone, 'mmdet')
-        assert {key for key in exported if not key.endswith('_index')} == source.state_dict().keys()
+        assert equal_weights(backbone.stages[0]._orig_mod, source.stages[0])
+        assert without('_index', export_state_dict(backbone, 'mmdet')).keys() == source.state_dict().keys()
         source.load_state_dict(backbone.state_dict())  # names include the wrapper's
 
     @pytest.mark.filterwarnings('ignore')
@@ -300,19 +296,18 @@ class TestWrappers:
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         source = Detector(1)
+        policy = ModuleWrapPolicy({SwinBlock}) if nested else None
         model = FullyShardedDataParallel(
             Detector(2),
-            auto_wrap_policy=ModuleWrapPolicy({SwinBlock}) if nested else None,
+            auto_wrap_policy=policy,
             use_orig_params=use_orig_params,
             device_id=torch.device('cpu'),
         )
-        for state in (source.state_dict(), frameworks_checkpoint(source)):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.zero_()
-            model.load_state_dict(state)
-            loaded = model.state_dict()
-            assert equal_weights(source, loaded)
+        model.load_state_dict(source.state_dict())
+        assert equal_weights(source, model.state_dict())
+        other = Detector(3)
+        model.load_state_dict(frameworks_checkpoint(other))
+        assert equal_weights(other, model.state_dict())
 
     @needs_fully_shard
     def test_fully_shard(self, one_process_group):
@@ -323,7 +318,7 @@ class TestWrappers:
         fully_shard(model.backbone.stages[0])
         fully_shard(model)
         set_model_state_dict(model, source.state_dict(), options=StateDictOptions(full_state_dict=True))
-        loaded = model.state_dict()
-        assert all(torch.equal(loaded[name].full_tensor(), tensor) for name, tensor in source.state_dict().items())
+        loaded = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+        assert equal_weights(source, loaded)
         with pytest.raises(CheckpointError, match=r'before fully_shard'):
             load_checkpoint(model.backbone, source.backbone.state_dict())

@@ -5,14 +5,29 @@ import multiprocessing
 import random
 import sys
 
+import torch
 from PIL import Image
 
 from swin_dense.commands._main import main
-from tests.conftest import IfInstalled, photograph, tiny
+from tests.conftest import IfInstalled, assert_near, photograph, tiny
 
 safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
 PHOTOGRAPH = photograph(300, 451)
+
+
+def maps_of(backbone, img):
+    """Return the maps (C, H, W) of one image (C, H, W) that is normalised, by stride."""
+    with torch.no_grad():
+        outs = backbone(img[None].float())
+    return {stride: out[0] for stride, out in zip(backbone.out_strides, outs, strict=True)}
+
+
+def close(pyramid, maps, tolerance=1e-5):
+    """Compare two pyramids, or mappings of maps, level by level."""
+    assert list(pyramid) == list(maps)
+    for stride, level in maps.items():
+        assert_near(pyramid[stride], level, tolerance)
 
 
 def in_a_process(function):
@@ -27,7 +42,11 @@ def command_line(monkeypatch, out, *always):
     """Return a function that runs the command line in this process with a tiny backbone, and the backbone."""
     toy = tiny()
     monkeypatch.setattr('swin_dense.commands._backbone.build_backbone', lambda args: toy)
-    return lambda *args: main(['features', *map(str, args), '--out', str(out), *always]), toy
+
+    def run(*args):
+        return main(['features', *map(str, args), '--out', str(out), *always])
+
+    return run, toy
 
 
 def make_images(folder, count, broken=True):
@@ -51,7 +70,8 @@ def load(path):
     """Read a feature file; return the maps and the image size."""
     with safetensors.safe_open(path, 'pt') as file:
         size = tuple(json.loads(file.metadata()['image_size']))
-    return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # no mmap
+    maps = safetensors.load_file(path)
+    return {int(name): level.clone() for name, level in maps.items()}, size  # no mmap
 
 
 def rows_of(out):
@@ -64,7 +84,7 @@ def rows_of(out):
     return found
 
 
-def maps_of(out, image):
+def stored_maps(out, image):
     """Return the maps and the image size that a feature folder holds for an image."""
     return load(out / rows_of(out)[str(image)]['file'])
 

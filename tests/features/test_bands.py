@@ -12,9 +12,12 @@ from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
 from swin_dense.images.pixels import Pixels
 from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
+from tests.checkpoint.helpers import prefixed
 from tests.conftest import TINY, IfInstalled, assert_near, needs, photograph, randomize, tiny
+from tests.features.helpers import close, load, maps_of
+from tests.images.mutations import counts
 
-tifffile = IfInstalled('tifffile')
+onnxruntime, tifffile = IfInstalled('onnxruntime'), IfInstalled('tifffile')
 ONE_BLOCK = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
 
 BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
@@ -23,28 +26,17 @@ OPTIONS = {'mean': MEAN, 'std': STD, 'scale': SCALE, 'bands': BANDS}
 ARGUMENTS = [part for name, values in OPTIONS.items() for part in (f'--{name}', *map(str, values))]
 
 
-def counts(height=61, width=93, bands=5):
-    return np.random.default_rng(0).integers(0, 9000, (height, width, bands), dtype=np.uint16)
+COUNTS = counts(61, 93, 5)
 
 
-def expected_input(values):
+def tensor_of(pixels):
+    """Return an array (H, W, C) as a float32 tensor (C, H, W)."""
+    return torch.from_numpy(pixels.transpose(2, 0, 1)).float()
+
+
+def expected_maps(backbone, values=COUNTS):
     chosen = values[:, :, BANDS].astype(np.float64)
-    return torch.from_numpy(((chosen / SCALE - MEAN) / STD).transpose(2, 0, 1))[None].float()
-
-
-def maps_of(backbone, img):
-    with torch.no_grad():
-        return dict(zip(backbone.out_strides, backbone(img), strict=True))
-
-
-def expected_maps(backbone, values):
-    return maps_of(backbone, expected_input(values))
-
-
-def close(pyramid, maps):
-    assert pyramid.keys() == maps.keys()
-    for stride, level in maps.items():
-        assert_near(pyramid[stride], level[0], 1e-4)
+    return maps_of(backbone, tensor_of((chosen / SCALE - MEAN) / STD))
 
 
 @pytest.fixture
@@ -53,66 +45,68 @@ def backbone():
 
 
 @pytest.fixture
+def weights(backbone, tmp_path):
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    return str(tmp_path / 'weights.pth')
+
+
+@pytest.fixture
 def image(tmp_path):
     path = tmp_path / 'scene.tif'
-    tifffile.imwrite(path, counts(), photometric='minisblack', planarconfig='contig')
+    tifffile.imwrite(path, COUNTS, photometric='minisblack', planarconfig='contig')
     return path
 
 
 def test_arrays_tensors_and_files(backbone, image):
-    values = counts()
-    maps = expected_maps(backbone, values)
-    tensor = torch.from_numpy(values.astype(np.float32)).permute(2, 0, 1)
-    for source in (values, tensor, values.astype(np.int32), image):
-        close(extract_pyramid(backbone, source, **OPTIONS), maps)
-    close(extract_pyramid(backbone, tensor.requires_grad_(), gradients=True, **OPTIONS), maps)
+    maps = expected_maps(backbone)
+    tensor = tensor_of(COUNTS.astype(np.int32))
+    for source in (COUNTS, tensor, COUNTS.astype(np.int32), image):
+        close(extract_pyramid(backbone, source, **OPTIONS), maps, 1e-4)
+    close(extract_pyramid(backbone, tensor.requires_grad_(), gradients=True, **OPTIONS), maps, 1e-4)
 
 
 @needs('zarr')
 def test_tiles_of_a_file(backbone, tmp_path):
-    values = counts(450, 230)
+    values = counts(450, 230, 5)
     path = tmp_path / 'scene.tif'
     tifffile.imwrite(path, values, photometric='minisblack', planarconfig='contig', tile=(64, 64))
-    close(extract_pyramid(backbone, path, tile=224, **OPTIONS), expected_maps(backbone, values))
+    pyramid = extract_pyramid(backbone, path, tile=224, **OPTIONS)
+    close(pyramid, expected_maps(backbone, values), 1e-4)
 
 
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
-    pyramid = extract_pyramid(backbone, values, mean=None, std=None, scale=8160, bands=BANDS, clamp=True, max_side=45)
-    close(pyramid, maps_of(backbone, torch.ones(1, 4, 30, 45)))
+    options = {'mean': None, 'std': None, 'scale': 8160, 'bands': BANDS, 'clamp': True}
+    pyramid = extract_pyramid(backbone, values, **options, max_side=45)
+    close(pyramid, maps_of(backbone, torch.ones(4, 30, 45)))
 
 
-@pytest.mark.parametrize('options', [OPTIONS, {'normalization': Normalization(**OPTIONS)}], ids=['short', 'one'])
-def test_an_extractor(backbone, image, tmp_path, options):
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    rows = Extractor(tmp_path / 'weights.pth', device='cpu', **options)({'path': [str(image)]})
+def test_an_extractor(backbone, image, weights):
+    extract = Extractor(weights, device='cpu', normalization=Normalization(**OPTIONS))
+    rows = extract({'path': [str(image)]})
     assert rows['error'][0] == ''
-    for stride, level in expected_maps(backbone, counts()).items():
-        np.testing.assert_allclose(rows[f'level_{stride}'][0], level[0].mean((1, 2)), rtol=1e-3, atol=1e-4)
+    for stride, level in expected_maps(backbone).items():
+        assert_near(torch.from_numpy(rows[f'level_{stride}'][0]), level.mean((1, 2)), 1e-3)
 
 
-@needs('safetensors')
 @needs('pyarrow')
-def test_the_command_features(backbone, image, tmp_path, capsys):
-    from safetensors.torch import load_file
-
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    weights, out = str(tmp_path / 'weights.pth'), str(tmp_path / 'out')
+@needs('safetensors')
+def test_the_command_features(backbone, image, weights, tmp_path, capsys):
     given = ['features', str(image), '--checkpoint', weights, '--device', 'cpu', '--out']
-    assert main([*given, out, *ARGUMENTS]) == 0
-    (file,) = (tmp_path / 'out').rglob('*.safetensors')
-    maps = {int(name): level for name, level in load_file(file).items()}
-    close(maps, expected_maps(backbone, counts()))
-    assert main([*given, out, *ARGUMENTS, '--clamp']) == 2  # other features in one folder
+    out = tmp_path / 'out'
+    assert main([*given, str(out), *ARGUMENTS]) == 0
+    (file,) = out.rglob('*.safetensors')
+    maps, _ = load(file)
+    close(dict(sorted(maps.items())), expected_maps(backbone), 1e-4)
+    assert main([*given, str(out), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
     assert main([*given, str(tmp_path / 'other')]) == 2
     printed = capsys.readouterr().err
     assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give --mean, --std" in printed
 
 
-def test_the_command_explore(backbone, image, tmp_path):
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    weights, out = tmp_path / 'weights.pth', tmp_path / 'page.html'
-    assert main(['explore', str(image), '--checkpoint', str(weights), '--out', str(out), *ARGUMENTS]) == 0
+def test_the_command_explore(image, weights, tmp_path):
+    out = tmp_path / 'page.html'
+    assert main(['explore', str(image), '--checkpoint', weights, '--out', str(out), *ARGUMENTS]) == 0
     assert out.stat().st_size > 1000
 
 
@@ -128,41 +122,30 @@ def test_the_command_explore(backbone, image, tmp_path):
 def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys, arguments, options):
     """The file takes what the image file stores, and gives what `features` gives."""
     backbone = randomize(SwinBackbone(**ONE_BLOCK)).eval()
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    given = ['export', str(tmp_path / 'weights.pth'), '--out', str(tmp_path / 'model.ts'), '--no-check']
-    assert main([*given, '--size', '32', *arguments]) == 0
+    weights, out = tmp_path / 'weights.pth', tmp_path / 'model.ts'
+    torch.save(backbone.state_dict(), weights)
+    given = ['export', str(weights), '--out', str(out), '--no-check', '--size', '32']
+    assert main([*given, *arguments]) == 0
     pixels = photograph(40, 48)
-    img = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    (out,) = torch.jit.load(tmp_path / 'model.ts')(img)
-    assert_near(out[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
+    (found,) = torch.jit.load(out)(tensor_of(pixels)[None])
+    assert_near(found[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
+
+
+@needs('onnx')
+@needs('onnxscript')
+def test_an_exported_file_takes_stored_values(tmp_path):
+    backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
+    session = onnxruntime.InferenceSession
+    export_model(backbone, tmp_path / 'model.onnx', normalization=Normalization(**OPTIONS))
+    img = tensor_of(COUNTS.astype(np.int32))[None].numpy()
+    model = session(tmp_path / 'model.onnx', providers=['CPUExecutionProvider'])
+    (out,) = model.run(None, {'img': img})
+    close({4: torch.from_numpy(out[0])}, expected_maps(backbone), 2e-3)
 
 
 def test_clamp_needs_a_mean():
     with pytest.raises(ValueError, match=r'cut off .*; give mean= and std='):
         Normalization(clamp=True, scale=255)
-
-
-@pytest.mark.parametrize(
-    ('suffix', 'options'),
-    [('.onnx', OPTIONS), ('.ts', {'normalization': Normalization(**OPTIONS)})],
-    ids=['onnx', 'torchscript'],
-)
-def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
-    """One block suffices: the export takes a time for each, and normalises before the first."""
-    backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
-    for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
-        pytest.importorskip(package)
-    path = tmp_path / f'model{suffix}'
-    export_model(backbone, path, **options)
-    img = counts().transpose(2, 0, 1)[None].astype(np.float32)
-    if suffix == '.onnx':
-        import onnxruntime
-
-        outs = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']).run(None, {'img': img})
-    else:
-        outs = [out.numpy() for out in torch.jit.load(path)(torch.from_numpy(img))]
-    for out, level in zip(outs, expected_maps(backbone, counts()).values(), strict=True):
-        np.testing.assert_allclose(out, level, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -180,22 +163,22 @@ def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
 )
 def test_wrong_numbers_are_refused(backbone, options, message):
     with pytest.raises(ValueError, match=message):
-        extract_pyramid(backbone, counts(), **{'mean': 0, 'std': 1, **options})
+        extract_pyramid(backbone, COUNTS, **{'mean': 0, 'std': 1, **options})
 
 
 def test_statistics_of_counts_need_a_scale_of_1(backbone):
-    values = counts()
-    options = {'mean': (1500, 1, 2, 3000), 'std': (800, 3, 4, 900), 'scale': 1, 'bands': BANDS}
-    normalized = (values[:, :, BANDS] - np.array(options['mean'])) / options['std']
-    img = torch.from_numpy(normalized.transpose(2, 0, 1))[None].float()
-    close(extract_pyramid(backbone, values, **options), maps_of(backbone, img))
+    mean, std = (1500, 1, 2, 3000), (800, 3, 4, 900)
+    found = extract_pyramid(backbone, COUNTS, mean=mean, std=std, scale=1, bands=BANDS)
+    normalised = (COUNTS[:, :, BANDS] - np.array(mean)) / std
+    close(found, maps_of(backbone, tensor_of(normalised)), 1e-4)
 
 
 # Formulas of https://github.com/allenai/satlas Normalization.md and of torchgeo's transforms.
+SENTINEL2 = np.array([255] * 3 + [8160] * 6)
 SATLAS = {
     'satlas-rgb': (3, lambda x: x / 255),
     'satlas-sentinel1': (2, lambda x: np.clip(x / 255, 0, 1)),
-    'satlas-sentinel2-ms': (9, lambda x: np.clip(x / np.array([255] * 3 + [8160] * 6), 0, 1)),
+    'satlas-sentinel2-ms': (9, lambda x: np.clip(x / SENTINEL2, 0, 1)),
     'satlas-landsat': (11, lambda x: np.clip((x - 4000) / 16320, 0, 1)),
 }
 
@@ -204,63 +187,77 @@ SATLAS = {
 def test_presets(name):
     channels, formula = SATLAS[name]
     most = 256 if name == 'satlas-rgb' else 30000
-    values = np.random.default_rng(1).integers(0, most, (6, 7, channels), np.uint16)
+    values = counts(6, 7, channels, most=most)
     how = Normalization(**preset(name))
     img = how.prepare(how.stored(Pixels(values), channels))
-    np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
+    expected = formula(values.astype(float)).transpose(2, 0, 1)
+    np.testing.assert_allclose(img, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('name', 'channels', 'prefix', 'expected'),
-    [
-        ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
-        ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
-        ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
-        ('renamed.pth', 3, 'backbone.backbone.', 'satlas-rgb'),
-        ('mine.pth', 9, '', None),
-    ],
-)
-def test_published_weights_say_what_they_expect(tmp_path, caplog, name, channels, prefix, expected):
-    options = {**TINY, 'in_channels': channels, 'window_size': 4}
-    state = export_state_dict(randomize(SwinV2Backbone(**options, pretrained_window_size=4)), 'torchvision')
-    torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
-    with caplog.at_level(logging.INFO):
-        backbone = create_backbone(None, tmp_path / name, num_heads=TINY['num_heads'])
-    assert backbone.input_preset == expected
-    assert (f"normalised by preset('{expected}')" in caplog.text) == (expected is not None)
-    caplog.clear()
-    values = np.full((32, 32, channels), 200, np.uint8)
-    if channels == 3:
-        extract_pyramid(backbone, values)
-        assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
-    else:
-        with pytest.raises(ValueError, match=f"normalization='{expected}'" if expected else 'or a preset'):
+class TestPublishedWeights:
+    """Weights say by their file's name, or by the names in it, how their images are normalised."""
+
+    @pytest.fixture
+    def made(self, tmp_path, caplog):
+        """Return a function that makes the backbone of a file of torchvision's Swin V2."""
+        caplog.set_level(logging.INFO)
+
+        def make(name, channels, prefix=''):
+            options = {**TINY, 'in_channels': channels, 'window_size': 4, 'pretrained_window_size': 4}
+            state = export_state_dict(randomize(SwinV2Backbone(**options)), 'torchvision')
+            torch.save(prefixed(prefix, state), tmp_path / name)
+            return create_backbone(None, tmp_path / name, num_heads=TINY['num_heads'])
+
+        return make
+
+    @pytest.mark.parametrize(
+        ('name', 'channels', 'prefix', 'expected'),
+        [
+            ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
+            ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
+            ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
+        ],
+    )
+    def test_another_normalisation_is_an_error(self, made, caplog, name, channels, prefix, expected):
+        backbone = made(name, channels, prefix)
+        assert backbone.input_preset == expected
+        assert f"normalised by preset('{expected}')" in caplog.text
+        values = np.full((32, 32, channels), 200, np.uint8)
+        with pytest.raises(ValueError, match=f"normalization='{expected}'"):
             extract_pyramid(backbone, values)
-    caplog.clear()
-    if expected:
-        short = extract_pyramid(backbone, values, **preset(expected))
-        for normalization in (expected, Normalization(**preset(expected))):
-            assert torch.equal(extract_pyramid(backbone, values, normalization=normalization)[4], short[4])
+        caplog.clear()
+        extract_pyramid(backbone, values, normalization=expected)
         assert not caplog.records
 
+    def test_of_three_channels_it_is_a_warning(self, made, caplog):
+        backbone = made('renamed.pth', 3, 'backbone.backbone.')
+        assert backbone.input_preset == 'satlas-rgb'
+        extract_pyramid(backbone, np.full((32, 32, 3), 200, np.uint8))
+        assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
 
-def same(pyramid, other):
-    assert pyramid.keys() == other.keys()
-    assert all(torch.equal(level, other[stride]) for stride, level in pyramid.items())
+    def test_other_weights_say_nothing(self, made, caplog):
+        backbone = made('mine.pth', 9)
+        assert backbone.input_preset is None
+        assert 'normalised by preset' not in caplog.text
+        with pytest.raises(ValueError, match='or a preset'):
+            extract_pyramid(backbone, np.full((32, 32, 9), 200, np.uint8))
 
 
 def test_a_normalisation_is_one_argument_or_its_short_form(backbone):
-    values, how = counts(), Normalization(**OPTIONS)
-    expected = extract_pyramid(backbone, values, **OPTIONS)
-    same(extract_pyramid(backbone, values, normalization=how), expected)
-    bands = {'normalization': 'satlas-rgb', 'bands': OPTIONS['bands']}
-    short = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': OPTIONS['bands']}
-    same(extract_pyramid(backbone, values, **bands), extract_pyramid(backbone, values, **short))
+    how = Normalization(**OPTIONS)
+    rgb = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': BANDS}
+    for long, short in (
+        ({'normalization': how}, OPTIONS),
+        ({'normalization': 'satlas-rgb', 'bands': BANDS}, rgb),
+        ({'normalization': Normalization(**rgb)}, rgb),
+    ):
+        found, expected = (extract_pyramid(backbone, COUNTS, **options) for options in (long, short))
+        close(found, expected, 0)
     with pytest.raises(ValueError, match='normalization= contains mean'):
-        extract_pyramid(backbone, values, normalization=how, scale=1)
+        extract_pyramid(backbone, COUNTS, normalization=how, scale=1)
     with pytest.raises(ValueError, match='leave them out'):
-        extract_pyramid(backbone, values, normalization=how, bands=(0,))
+        extract_pyramid(backbone, COUNTS, normalization=how, bands=(0,))
     with pytest.raises(ValueError, match=r"preset must be one of .*'landsat'"):
-        extract_pyramid(backbone, values, normalization='landsat')
+        extract_pyramid(backbone, COUNTS, normalization='landsat')
     with pytest.raises(TypeError, match=r'normalization must be a .*, got dict'):
-        extract_pyramid(backbone, values, normalization=OPTIONS)
+        extract_pyramid(backbone, COUNTS, normalization=OPTIONS)

@@ -91,22 +91,6 @@ def assert_complete(out, photos, backbone):
         np.testing.assert_allclose(row['level_32'], vector, rtol=1e-4, atol=1e-5)
 
 
-def test_features_equal_extract_pyramid_and_a_broken_image_has_an_error(work, tmp_path, backbone):
-    status, output = finish(start(work))
-    assert status == 1, output
-    assert '41 rows, 1 with an error' in output
-    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
-    status, output = finish(start([*work, '--pool', 'gem']))
-    assert status == 2
-    assert 'rows of other settings' in output
-
-
-def test_too_few_cpus_are_an_error(work):
-    status, output = finish(start([*work, '--actors', '1000']))
-    assert status == 2
-    assert '1000 actors and the reading need 1002 CPUs' in output
-
-
 def test_a_killed_driver_resumes(work, tmp_path, backbone):
     process = start(work)
     while process.poll() is None and len(list((tmp_path / 'out' / 'rows').glob('*'))) < 2:
@@ -117,11 +101,15 @@ def test_a_killed_driver_resumes(work, tmp_path, backbone):
     kept = {path.name: path.read_bytes() for path in (tmp_path / 'out' / 'rows').glob('*')}
     status, output = finish(start(work))
     assert status == 1, output
+    assert '41 rows, 1 with an error' in output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
-    unchanged = {
-        path.name for path in (tmp_path / 'out' / 'rows').glob('*') if kept.get(path.name) == path.read_bytes()
-    }
-    assert unchanged
+    assert any(kept.get(path.name) == path.read_bytes() for path in (tmp_path / 'out' / 'rows').glob('*'))
+    status, output = finish(start([*work, '--pool', 'gem']))
+    assert status == 2
+    assert 'rows of other settings' in output
+    status, output = finish(start([*work, '--actors', '1000']))
+    assert status == 2
+    assert '1000 actors and the reading need 1002 CPUs' in output
 
 
 def test_object_storage(work, tmp_path, backbone):

@@ -68,7 +68,7 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     for item, _ in reader:
         for future in reader.gi_frame.f_locals['images']:
             future.result()  # let the readers read as far ahead as they can
-        groups.append([name for name, event in begun.items() if event.is_set() and name >= item.name])
+        groups.append([name for name in costs if begun[name].is_set() and name >= item.name])
     for group in groups:
         assert sum(costs[name] for name in group) <= limit or len(group) == 1
 
@@ -149,7 +149,8 @@ def test_an_image_alone_in_its_batch_is_not_copied():
 
 def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
     def of_rising_width(channels, height):
-        return ((width, torch.zeros(channels, height, width, dtype=torch.uint8)) for width in range(1, 100))
+        for width in range(1, 100):
+            yield width, torch.zeros(channels, height, width, dtype=torch.uint8)
 
     monkeypatch.setattr(runner, '_WAITING_BYTES', 100)
     samples = of_rising_width(3, 2)

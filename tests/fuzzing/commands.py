@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,13 @@ from swin_dense.export import formats
 from tests.conftest import TINY
 from tests.fuzzing.checkpoints import checkpoints
 from tests.fuzzing.common import REFUSED, TAKEN, Kind, mostly, playground, refused
+from tests.fuzzing.programs import words_of
+
+
+def lines_of(text: str) -> Any:
+    """Draw at most three lines of a text, in which they are separated by | too, with a tab and a NUL as in Python."""
+    text = text.strip().replace(r'\t', '\t').replace(r'\x00', '\0')
+    return st.lists(st.sampled_from(re.split(r' \| |\n    ', text)), max_size=3)
 
 
 def try_settings(example: list[str]) -> str:
@@ -44,41 +52,28 @@ WHOLE_CONFIG = (
     "train_dataloader = dict(dataset=dict(type='ADE20KDataset', data_root='data/', "
     "data_prefix=dict(img_path='x', seg_map_path='y')))",
 )
-CONFIG_LINES = st.lists(
-    st.sampled_from(
-        [
-            "model = dict(type='SwinDense', embed_dims=8, depths=(1, 1), num_heads=(1, 1))",
-            "model = dict(type='EncoderDecoder', backbone=dict(type='SwinDense'), decode_head=dict(num_classes=3))",
-            "model = dict(type='MaskRCNN', roi_head=dict(bbox_head=dict(num_classes=80)))",
-            'model = None', 'model = [1', "model['x'] = 1", 'model = {}',
-            "default_scope = 'mmdet'", "default_scope = 'mmseg'", 'default_scope = 3',
-            "data_root = 'data/'", 'data_root = None', "data_root = 'missing/'",
-            "train_dataloader = dict(dataset=dict(type='CocoDataset', data_root='data/', ann_file='a.json'))",
-            "val_dataloader = dict(dataset=dict(type='ADE20KDataset', data_root='data/', data_prefix={'img_path': 3}))",
-            "test_dataloader = dict(dataset=[dict(data_root='data/'), None])",
-            'train_dataloader = 3', 'train_cfg = dict(max_epochs=2)', 'visualizer = None',
-            "_base_ = 'missing.py'", "_base_ = ['other.py']", "_base_ = 'mmdet::missing.py'", '_base_ = 3',
-            'import no_such_package', 'import math', 'value = 1 / 0', "raise ValueError('no')",
-            'x = undefined', 'x = {{fileDirname}}', "x = '{{_base_.model}}'", "x = '{{$HOME:none}}'", 'x = lambda: 1',
-            "custom_imports = dict(imports=['swin_dense'])", "custom_imports = dict(imports=['no_such'])",
-            'def f():', '\tif x', '\x00', 'é = "ü"', '# a comment',
-        ]
-    ),
-    max_size=3,
-)  # fmt: skip
-CONFIG_OPTIONS = st.lists(
-    st.sampled_from(
-        [
-            ('--set', 'model.backbone.depths=[2,2]'), ('--set', 'model.x.y.z=1'), ('--set', 'train_cfg=3'),
-            ('--set', 'model=[1'), ('--set', 'x'), ('--set', 'train_dataloader.dataset.0.x=1'), ('--set', '=1'),
-            ('--set', 'default_scope=mmseg'), ('--set', 'model.0=1'), ('--set', "visualizer={'a':1}"),
-            ('--classes', 'a,b'), ('--classes', 'a,a'), ('--classes', ''), ('--data-root', 'mine'),
-            ('--train-images', 'x'), ('--val-masks', '.'), ('--val-ann', 'other.py'), ('--ignore', '11'),
-            ('--data-root', ''), ('--out', 'written.py'), ('--out', 'x.txt'), ('--out', 'no/x.py'), ('--force',),
-        ]
-    ),
-    max_size=3,
-)  # fmt: skip
+CONFIG_LINES = lines_of(r"""
+    model = dict(type='SwinDense', embed_dims=8, depths=(1, 1), num_heads=(1, 1))
+    model = dict(type='EncoderDecoder', backbone=dict(type='SwinDense'), decode_head=dict(num_classes=3))
+    model = dict(type='MaskRCNN', roi_head=dict(bbox_head=dict(num_classes=80))) | model = None | model = [1
+    model['x'] = 1 | model = {} | default_scope = 'mmdet' | default_scope = 'mmseg' | default_scope = 3
+    data_root = 'data/' | data_root = None | data_root = 'missing/'
+    train_dataloader = dict(dataset=dict(type='CocoDataset', data_root='data/', ann_file='a.json'))
+    val_dataloader = dict(dataset=dict(type='ADE20KDataset', data_root='data/', data_prefix={'img_path': 3}))
+    test_dataloader = dict(dataset=[dict(data_root='data/'), None]) | train_dataloader = 3
+    train_cfg = dict(max_epochs=2) | visualizer = None | _base_ = 'missing.py' | _base_ = ['other.py']
+    _base_ = 'mmdet::missing.py' | _base_ = 3 | import no_such_package | import math | value = 1 / 0
+    raise ValueError('no') | x = undefined | x = {{fileDirname}} | x = '{{_base_.model}}' | x = '{{$HOME:none}}'
+    x = lambda: 1 | custom_imports = dict(imports=['swin_dense']) | custom_imports = dict(imports=['no_such'])
+    def f(): | \tif x | \x00 | é = "ü" | # a comment
+""")
+CONFIG_OPTIONS = lines_of("""
+    --set=model.backbone.depths=[2,2] | --set=model.x.y.z=1 | --set=train_cfg=3 | --set=model=[1 | --set=x
+    --set=train_dataloader.dataset.0.x=1 | --set==1 | --set=default_scope=mmseg | --set=model.0=1
+    --set=visualizer={'a':1} | --classes=a,b | --classes=a,a | --classes= | --data-root=mine | --data-root=
+    --train-images=x | --val-masks=. | --val-ann=other.py | --ignore=11 | --out=written.py | --out=x.txt
+    --out=no/x.py | --force
+""")
 
 
 def try_config(example: Any) -> str:
@@ -88,7 +83,7 @@ def try_config(example: Any) -> str:
     with in_playground() as folder:
         Path(folder, 'config.py').write_text(text[: len(text) - cut] + '\n', encoding='utf-8')
         Path(folder, 'other.py').write_text("data_root = 'data/'\n")
-        return run_command(['config', 'config.py', *(part for option in options for part in option)])
+        return run_command(['config', 'config.py', *options])
 
 
 # `config` has a kind of its own, with config files.
@@ -96,43 +91,48 @@ COMMANDS = tuple(sorted({*command_names()} - {'config'}))
 NUMBERS = st.sampled_from(['0', '1', '2', '3', '7', '-1', '8', '32', '56', '224', '1e3', 'x', '', '9' * 30])
 WORDS = st.one_of(
     st.sampled_from(
-        [
-            'image.png', 'damaged.png', 'images', 'checkpoint.pth', 'damaged.pth', 'config.py', 'broken.py', 'list.txt',
-            'empty.txt', 'missing', 'missing.pth', 'new', 'new.png', 'new.pdf', 'new.pth', 'new.safetensors', 'a.zarr',
-            'new.onnx', 'new.pt2', 'new.ts', 'new.html',
-            'in a folder/new.png', 'swin_t', 'swinv2_t', 'swin_x', 'upernet', 'a=1', 'model.x=[1', '*.png',
-            'http://127.0.0.1:9/x.pth', 'file:///nothing.pth', 'hf://x', 's9://x', 'cpu', 'cuda:99', 'backbone', '.',
-        ]
+        words_of("""
+            image.png damaged.png images checkpoint.pth damaged.pth config.py broken.py list.txt empty.txt missing
+            missing.pth new new.png new.pdf new.pth new.safetensors a.zarr new.onnx new.pt2 new.ts new.html
+            folder/new.png swin_t swinv2_t swin_x upernet a=1 model.x=[1 *.png http://127.0.0.1:9/x.pth
+            file:///nothing.pth hf://x s9://x cpu cuda:99 backbone .
+        """)
     ),
     st.text(alphabet='ab.=[](){},"\'1e-_ *?\n\x7f\u00e9\udcff', max_size=8),
-)  # fmt: skip
+)
 RIGHT = {
-    'image': 'image.png', 'images': 'image.png', 'sources': 'images', 'source': 'checkpoint.pth', 'folder': 'images',
-    'checkpoint': 'checkpoint.pth', 'config': 'config.py', 'out': 'new.png',
-}  # fmt: skip
+    'image': 'image.png',
+    'images': 'image.png',
+    'sources': 'images',
+    'source': 'checkpoint.pth',
+    'folder': 'images',
+    'checkpoint': 'checkpoint.pth',
+    'config': 'config.py',
+    'out': 'new.png',
+}
 
 
 def command_lines() -> Any:
     """Draw a command, its required arguments and some options, with values of the right and of wrong types."""
-    return st.sampled_from(COMMANDS).flatmap(
-        lambda name: _arguments_of(parser_of(name)).map(lambda found: [name, *found])
-    )
+    return st.sampled_from(COMMANDS).flatmap(lambda name: _arguments_of_kind(name, parser_of(name)))
 
 
 def _arguments_of(parser: argparse.ArgumentParser) -> Any:
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    inner = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
-    if inner:
-        return st.sampled_from(sorted(inner[0].choices)).flatmap(
-            lambda kind: _arguments_of(inner[0].choices[kind]).map(lambda found: [kind, *found])
-        )
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return st.one_of([_arguments_of_kind(kind, inner) for kind, inner in sorted(action.choices.items())])
+    positional = [_occurrence(action) for action in actions if not action.option_strings]
     named = [_occurrence(action) for action in actions if action.option_strings]
     needed = [_occurrence(action) for action in actions if action.option_strings and action.required]
-    positional = [_occurrence(action) for action in actions if not action.option_strings]
     # Usually each required argument is present, because a missing one ends the run before other errors are reached.
     parts = [mostly(part, st.just([])) for part in (*positional, *needed)]
     more = st.lists(st.one_of(named), max_size=4) if named else st.just([])
-    return st.tuples(st.tuples(*parts), more).map(lambda found: [word for words in chain(*found) for word in words])
+    return st.tuples(st.tuples(*parts), more).map(lambda found: list(chain(*chain(*found))))
+
+
+def _arguments_of_kind(kind: str, parser: argparse.ArgumentParser) -> Any:
+    return _arguments_of(parser).map(lambda found: [kind, *found])
 
 
 def _occurrence(action: argparse.Action) -> Any:
@@ -151,29 +151,26 @@ def _occurrence(action: argparse.Action) -> Any:
 
 def try_command_line(example: list[str]) -> str:
     with in_playground() as folder:
-        Image.new('RGB', (40, 30)).save(folder / 'image.png')
-        (folder / 'damaged.png').write_bytes((folder / 'image.png').read_bytes()[:60])
         (folder / 'images').mkdir()
-        for name in ('a.png', 'b.png'):
-            shutil.copy(folder / 'image.png', folder / 'images' / name)
+        for name in ('image.png', 'images/a.png', 'images/b.png'):
+            Image.new('RGB', (40, 30)).save(folder / name)
         content = checkpoints()['bare.pth']
+        (folder / 'damaged.png').write_bytes((folder / 'image.png').read_bytes()[:60])
         (folder / 'checkpoint.pth').write_bytes(content)
         (folder / 'damaged.pth').write_bytes(content[:1000])
         (folder / 'config.py').write_text("default_scope = 'mmseg'\nmodel = dict(type='SwinDense')\n")
         (folder / 'broken.py').write_text('model = [1\n')
         (folder / 'list.txt').write_text('image.png\nmissing\n')
         (folder / 'empty.txt').write_text('')
-        with (
-            mock.patch.dict('swin_dense.create.BACKBONES', {'swin': _in_small, 'swinv2': _in_small}),
-            _in_moments(),
-        ):
+        with _in_moments():
             return run_command(example)
 
 
 @contextlib.contextmanager
 def _in_moments() -> Iterator[None]:
-    """Make commands quick: `doctor` tries nothing, and `export` writes an empty file and compares nothing."""
+    """Make commands quick: models are small, `doctor` tries nothing, `export` writes and compares nothing."""
     with (
+        mock.patch.dict('swin_dense.create.BACKBONES', {'swin': _in_small, 'swinv2': _in_small}),
         mock.patch('swin_dense.commands.doctor.PROBES', {'torch alone': ('torch', '')}),
         mock.patch.dict(formats.FORMATS, dict.fromkeys(formats.FORMATS, _write_nothing)),
         mock.patch('swin_dense.export.verify._errors', return_value={}),
@@ -251,6 +248,9 @@ KINDS = {
         ('mmengine',),
     ),
     'command lines': Kind(
-        st.deferred(command_lines), try_command_line, 5, ('tqdm', 'pyarrow', 'mmengine', 'mmdet', 'mmseg')
+        st.deferred(command_lines),
+        try_command_line,
+        5,
+        ('tqdm', 'pyarrow', 'mmengine', 'mmdet', 'mmseg'),
     ),
 }

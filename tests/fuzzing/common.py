@@ -23,25 +23,33 @@ TAKEN, REFUSED = 'taken', 'refused'
 SMALLEST = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4), 'strides': (4, 2), 'out_indices': (0, 1)}
 SEEDS = st.integers(0, 2**32)
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-2, 9), st.floats(), st.text(max_size=4), st.binary(max_size=2),
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 9),
+    st.floats(),
+    st.text(max_size=4),
+    st.binary(max_size=2),
     st.lists(st.one_of(st.integers(-1, 5), st.none(), st.text(max_size=2)), max_size=5),
     st.dictionaries(st.sampled_from(['type', 'eps', 'x']), st.one_of(st.text(max_size=4), st.floats()), max_size=2),
-)  # fmt: skip
+)
 
 
 def refused(error: Exception) -> str:
     """Return REFUSED if a ``raise`` of this package, or lack of memory, caused the error; raise it again otherwise."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    if is_out_of_memory(error) or (last.filename.startswith(PACKAGE) and (last.line or '').startswith('raise ')):
+    is_raised_here = last.filename.startswith(PACKAGE) and (last.line or '').startswith('raise ')
+    if is_raised_here or is_out_of_memory(error):
         return REFUSED
     raise error
 
 
 def some_of(likely: dict[str, Any], odd: Any) -> Any:
     """Draw at most four of the entries, each with a likely or an odd value."""
-    return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: mostly(likely[name], odd) for name in names})
-    )
+
+    def entries(names: list[str]) -> Any:
+        return st.fixed_dictionaries({name: mostly(likely[name], odd) for name in names})
+
+    return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(entries)
 
 
 def mostly(usual: Any, other: Any) -> Any:

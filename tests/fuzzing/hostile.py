@@ -30,46 +30,58 @@ import torch
 from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.read import read_file
 from swin_dense.checkpoint.report import CheckpointError
+from tests.fuzzing.programs import names_of, pushed, saved, words_of, zipped_records
 from tests.images.mutations import mutate
 
 SECONDS = 60  # for one file
 GIGABYTES = 6
-_NUMBERS = (0, 1, 2, 3, 7, 8, 63, 255, 4096, 2**20, 2**30, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**64, 10**30)
-_TEXTS = (
-    'O', 'O8', 'V8', 'S0', 'S1', 'U0', 'U3', 'S99999', 'f4', 'f8', '>f8', '?', 'i1', 'm8[s]', 'M8', 'c16', 'f16', 'T',
-    '<', '>', '|', '=', 'storage', 'module', 'cpu', '0', '1', 'latin1', 'zlib', 'C', 'F', 'A', '_metadata', 'x' * 5000,
-)  # fmt: skip
-_NAMES = (
-    ('numpy', 'dtype'), ('numpy', 'ndarray'), ('numpy._core.multiarray', '_reconstruct'), ('torch', 'Size'),
-    ('numpy._core.multiarray', 'scalar'), ('numpy._core.numeric', '_frombuffer'), ('torch', 'float32'),
-    ('torch._utils', '_rebuild_tensor_v2'), ('torch._utils', '_rebuild_tensor_v3'), ('torch', 'FloatStorage'),
-    ('torch._utils', '_rebuild_device_tensor_from_numpy'), ('torch.storage', '_load_from_bytes'), ('numpy', 'matrix'),
-    ('torch._tensor', '_rebuild_from_type_v2'), ('torch.storage', 'UntypedStorage'), ('torch', 'BoolStorage'),
-    ('collections', 'OrderedDict'), ('collections', 'Counter'), ('_codecs', 'encode'), ('builtins', 'bytes'),
-    ('builtins', 'getattr'), ('builtins', 'bytearray'), ('mmengine.logging.history_buffer', 'HistoryBuffer'),
-)  # fmt: skip
+_NUMBERS = [0, 1, 2, 3, 7, 8, 63, 255, 4096, 10**30]
+_NUMBERS += [2**20, 2**30, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**64]
+_TEXTS = ['x' * 5000]
+_TEXTS += words_of("""
+    O O8 V8 S0 S1 U0 U3 S99999 f4 f8 >f8 ? i1 m8[s] M8 c16 f16 T < > | = storage module cpu 0 1 latin1 zlib C F A
+    _metadata
+""")
+_NAMES = names_of("""
+    numpy:dtype numpy:ndarray numpy._core.multiarray:_reconstruct torch:Size numpy._core.multiarray:scalar
+    numpy._core.numeric:_frombuffer torch:float32 torch._utils:_rebuild_tensor_v2 torch._utils:_rebuild_tensor_v3
+    torch:FloatStorage torch._utils:_rebuild_device_tensor_from_numpy torch.storage:_load_from_bytes numpy:matrix
+    torch._tensor:_rebuild_from_type_v2 torch.storage:UntypedStorage torch:BoolStorage collections:OrderedDict
+    collections:Counter _codecs:encode builtins:bytes builtins:getattr builtins:bytearray
+    mmengine.logging.history_buffer:HistoryBuffer
+""")
+_ODD = (
+    *(bytes([code]) for code in b'bRN}]Qsa02\x81\x85\x88\x89'),
+    *(b'C\x08AAAAAAAA', b'\x96' + struct.pack('<Q', 2**40), b'r\xff\xff\xff\x7f'),
+)
 
 
 @functools.cache
 def originals() -> list[tuple[str, bytes]]:
     """Return the container and the pickles of several kinds of values."""
-    tensors = {'a': torch.arange(6.0).view(2, 3), 'b': torch.ones(4).bfloat16(), 'c': torch.zeros(2, dtype=torch.bool)}
+    tensors = {
+        'a': torch.arange(6.0).view(2, 3),
+        'b': torch.ones(4).bfloat16(),
+        'c': torch.zeros(2, dtype=torch.bool),
+    }
+    simple = {
+        'a': np.arange(6.0).reshape(2, 3),
+        'b': np.asfortranarray(np.eye(3, dtype='>f4')),
+        'c': np.array(['x', 'yz']),
+        'g': np.zeros(0),
+    }
     arrays = {
-        'a': np.arange(6.0).reshape(2, 3), 'b': np.asfortranarray(np.eye(3, dtype='>f4')), 'c': np.array(['x', 'yz']),
-        'd': np.float32(3), 'e': np.array([1, 'x', None], object), 'f': np.zeros(2, [('a', 'f4')]), 'g': np.zeros(0),
-    }  # fmt: skip
-    found = []
-    simple = {name: arrays[name] for name in 'abcg'}
+        **simple,
+        'd': np.float32(3),
+        'e': np.array([1, 'x', None], object),
+        'f': np.zeros(2, [('a', 'f4')]),
+    }
+    found = [('plain', pickle.dumps({**tensors, **arrays}, protocol)) for protocol in (2, 4, 5)]
+    found.append(('legacy', saved(tensors, _use_new_zipfile_serialization=False)))
     for value in (tensors, {**tensors, **simple}, {**tensors, **arrays}):
-        stream = io.BytesIO()
-        torch.save(value, stream)
-        with zipfile.ZipFile(stream) as archive:
+        with zipfile.ZipFile(io.BytesIO(saved(value))) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith('/data.pkl'))
             found.append(('zip', archive.read(name)))
-    stream = io.BytesIO()
-    torch.save(tensors, stream, _use_new_zipfile_serialization=False)
-    found.append(('legacy', stream.getvalue()))
-    found += [('plain', pickle.dumps({**tensors, **arrays}, protocol)) for protocol in (2, 4, 5)]
     return found
 
 
@@ -85,17 +97,6 @@ def steps(program: bytes) -> list[bytes]:
     return [*parts, rest]
 
 
-def pushed(value: Any) -> bytes:
-    """Return the operations that push an integer or a text of any length."""
-    if isinstance(value, str):
-        content = value.encode()
-        return b'X' + struct.pack('<I', len(content)) + content
-    if -(2**31) <= value < 2**31:
-        return b'J' + struct.pack('<i', value)
-    content = pickle.encode_long(value)
-    return b'\x8a' + bytes([len(content)]) + content
-
-
 def mutant(seed: int) -> bytes:
     """Return the file of a number."""
     chance = random.Random(seed)
@@ -105,42 +106,35 @@ def mutant(seed: int) -> bytes:
         _change(parts, chance)
     program = b''.join(parts)
     if container == 'zip':
-        stream = io.BytesIO()
-        with zipfile.ZipFile(stream, 'w') as archive:
-            records = {'data.pkl': program, 'byteorder': b'little', 'version': b'3\n'}
-            records |= {f'data/{key}': bytes(chance.choice([0, 2, 8, 16, 24, 1000])) for key in range(4)}
-            for name, content in records.items():
-                archive.writestr(f'a/{name}', content)
-        program = stream.getvalue()
+        storages = {f'data/{key}': bytes(chance.choice([0, 2, 8, 16, 24, 1000])) for key in range(4)}
+        program = zipped_records({'data.pkl': program, **storages})
     return mutate(program, chance) if chance.random() < 0.2 else program
 
 
 def _change(parts: list[bytes], chance: random.Random) -> None:
     """Change one operation: another number, text, name or flag, or one that is left out, repeated, moved or odd."""
-    place = chance.randrange(len(parts) - 1)
-    kind = chance.randrange(10)
-    numbers = [index for index, part in enumerate(parts) if part[:1] in (b'K', b'M', b'J', b'\x8a')]
-    texts = [index for index, part in enumerate(parts) if part[:1] in (b'X', b'\x8c')]
-    if kind < 4 and numbers:
+
+    def places(*operations: bytes) -> list[int]:
+        return [index for index, part in enumerate(parts) if part[:1] in operations]
+
+    place, other = (chance.randrange(len(parts) - 1) for _ in range(2))
+    kind = chance.choice(['number'] * 4 + ['text', 'name', 'drop', 'repeat', 'swap', 'odd'])
+    numbers, texts, names = places(b'K', b'M', b'J', b'\x8a'), places(b'X', b'\x8c'), places(b'c', b'\x93')
+    if kind == 'number' and numbers:
         parts[chance.choice(numbers)] = pushed(chance.choice(_NUMBERS) * chance.choice([1, 1, 1, -1]))
-    elif kind == 4 and texts:
+    elif kind == 'text' and texts:
         parts[chance.choice(texts)] = pushed(chance.choice(_TEXTS))
-    elif kind == 5:
-        names = [index for index, part in enumerate(parts) if part[:1] in (b'c', b'\x93')]
+    elif kind == 'name' and names:
         module, name = chance.choice(_NAMES)
-        if names:
-            chosen = chance.choice(names)
-            parts[chosen] = f'c{module}\n{name}\n'.encode()
-    elif kind == 6:
+        parts[chance.choice(names)] = f'c{module}\n{name}\n'.encode()
+    elif kind == 'drop':
         del parts[place]
-    elif kind == 7:
-        parts.insert(place, parts[chance.randrange(len(parts) - 1)])
-    elif kind == 8:
-        other = chance.randrange(len(parts) - 1)
+    elif kind == 'repeat':
+        parts.insert(place, parts[other])
+    elif kind == 'swap':
         parts[place], parts[other] = parts[other], parts[place]
     else:
-        odd = (b'b', b'R', b'\x81', b'N', b'\x88', b'\x89', b'}', b']', b'C\x08AAAAAAAA', b'Q', b's', b'a', b'\x85')
-        parts.insert(place, chance.choice([*odd, b'\x96' + struct.pack('<Q', 2**40), b'r\xff\xff\xff\x7f', b'0', b'2']))
+        parts.insert(place, chance.choice(_ODD))
 
 
 def touch(values: Any) -> None:

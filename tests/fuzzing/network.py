@@ -33,9 +33,7 @@ LIKELY = {
     'use_abs_pos_embed': st.booleans(),
     'clamp_window': st.booleans(),
     'norm_cfg': st.sampled_from([{'type': 'LN'}, {'type': 'LN', 'eps': 1e-3}, {'type': 'BN'}, {}]),
-    'act_cfg': st.sampled_from(
-        [{'type': 'GELU'}, {'type': 'ReLU', 'inplace': True}, {'type': 'SiLU', 'inplace': True}, {'type': 'Nothing'}]
-    ),
+    'act_cfg': st.sampled_from([{'type': 'GELU'}, {'type': 'SiLU', 'inplace': True}, {'type': 'Nothing'}]),
     'pretrain_img_size': st.integers(1, 64),
     'arch': st.sampled_from(['tiny', 'x', '', {}]),
 }
@@ -54,10 +52,8 @@ def try_options(example: Any) -> str:
         if 0 not in (height, width) and not is_out_of_memory(error):
             raise
         return refused(error)
-    assert [tuple(out.shape) for out in outs] == [
-        (batch, channels, math.ceil(height / stride), math.ceil(width / stride))
-        for channels, stride in zip(backbone.out_channels, backbone.out_strides, strict=True)
-    ]
+    for out, channels, stride in zip(outs, backbone.out_channels, backbone.out_strides, strict=True):
+        assert out.shape == (batch, channels, math.ceil(height / stride), math.ceil(width / stride))
     return TAKEN
 
 

@@ -14,6 +14,11 @@ DEEP = RGB.astype(np.uint16) * 257
 tifffile, cv2 = IfInstalled('tifffile'), IfInstalled('cv2')
 
 
+def counts(*shape, most=9000, dtype=np.uint16):
+    """Return an array of random integers."""
+    return np.random.default_rng(0).integers(0, most, shape, dtype)
+
+
 def counted(pages):
     """Return how an error states a number of pages, which only tifffile counts."""
     return pages if find_spec('tifffile') else 'several'

@@ -1,7 +1,6 @@
 """Sources of images: folders, lists and patterns."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,16 +8,23 @@ from swin_dense.images.listing import list_images
 from tests.features.helpers import make_images
 
 
-def test_sources(tmp_path):
+def test_sources(tmp_path, monkeypatch):
     paths = make_images(tmp_path / 'photos', 4)
     photos = str(tmp_path / 'photos')
-    everything = sorted([*map(str, paths), f'{photos}/empty.jpg', f'{photos}/text.png'])
-    (tmp_path / 'photos' / 'notes.md').write_text('not an image')
-    assert sorted(list_images([photos])) == everything
-    assert list_images([photos]) == list_images([photos, paths[0], photos])
-    assert sorted(list_images([f'{photos}/**/*.png'])) == [path for path in everything if path.endswith('.png')]
+    pngs = [f'{photos}/text.png', *map(str, paths)]
+    everything = sorted([f'{photos}/empty.jpg', f'{photos}/new.avif', *pngs])
+    for name in ('notes.md', 'no-suffix', 'new.avif'):
+        (tmp_path / 'photos' / name).write_text('x')
+    skipped = {}
+    found = list_images([photos], skipped)
+    assert sorted(found) == everything
+    assert skipped == {f'{photos}/notes.md': None, f'{photos}/no-suffix': None}
+    assert list_images([photos, paths[0], photos]) == found
+    assert sorted(list_images([f'{photos}/**/*.png'])) == sorted(pngs)
+    monkeypatch.chdir(tmp_path)
+    assert list_images(['photos']) == found  # absolute paths
     (tmp_path / 'list.txt').write_text(f'{paths[1]}\n\n{tmp_path}/missing.jpg\n')
-    assert list(list_images([tmp_path / 'list.txt'])) == [str(paths[1]), f'{tmp_path}/missing.jpg']
+    assert list(list_images(['list.txt'])) == [str(paths[1]), f'{tmp_path}/missing.jpg']
     with pytest.raises(FileNotFoundError, match='pattern'):
         list_images([f'{photos}/*.gif'])
 
@@ -29,25 +35,6 @@ def test_lists_as_windows_writes_them(tmp_path, encoding):
     mark = '\ufeff' if encoding == 'utf-16-le' else ''
     (tmp_path / 'list.txt').write_bytes((mark + '\r\n'.join(names)).encode(encoding))
     assert list(list_images([tmp_path / 'list.txt'])) == names
-
-
-def test_names_are_absolute(tmp_path, monkeypatch):
-    make_images(tmp_path / 'photos', 2, broken=False)
-    monkeypatch.chdir(tmp_path)
-    assert list_images(['photos']) == list_images([tmp_path / 'photos'])
-
-
-def test_skipped_files_are_reported_with_a_reason(tmp_path):
-    make_images(tmp_path / 'photos', 3, broken=False)
-    for name in ('notes.md', 'no-suffix', 'new.avif'):
-        (tmp_path / 'photos' / name).write_text('x')
-    skipped = {}
-    found = list_images([tmp_path / 'photos'], skipped)
-    assert {Path(path).name: reason for path, reason in skipped.items()} == {
-        'notes.md': None,
-        'no-suffix': None,
-    }
-    assert len(found) == 4
 
 
 def test_links_to_folders_are_followed_once(tmp_path):

@@ -14,124 +14,81 @@ from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
 from tests.conftest import IfInstalled, assert_within, photograph
 
-cv2, tifffile, zarr = IfInstalled('cv2'), IfInstalled('tifffile'), IfInstalled('zarr')
+tifffile, zarr = IfInstalled('tifffile'), IfInstalled('zarr')
 
 RGB = photograph(150, 131)
-DEEP = RGB.astype(np.uint16) * 200 + np.arange(131, dtype=np.uint16)[:, None]
 
 
 def tensor_of(region):
     return scale(to_tensor(Pixels(region), 3))
 
 
-def save_tiff(path, pixels=RGB, photometric='rgb', **options):
-    tifffile.imwrite(path, pixels, photometric=photometric, **options)
-    return path
+def save_tiff(path, **options):
+    tifffile.imwrite(path / 'x.tif', RGB, photometric='rgb', **options)
+    return path / 'x.tif'
+
+
+def save_png(path):
+    Image.fromarray(RGB).save(path / 'x.png')
+    return path / 'x.png'
 
 
 def save_memmap(path):
-    np.save(path, RGB)
-    return np.load(path.with_name(path.name + '.npy'), mmap_mode='r')
+    np.save(path / 'x.npy', RGB)
+    return np.load(path / 'x.npy', mmap_mode='r')
 
 
-def save_with_pil(path, mode='RGB', **options):
-    Image.fromarray(RGB).convert(mode).save(path, **options)
-    return path
+def save_zarr(path):
+    return zarr.array(RGB)
 
 
-def save_rotated_png(path):
-    exif = Image.Exif()
-    exif[274] = 6
-    return save_with_pil(path, exif=exif)
+@pytest.mark.parametrize('save', [save_memmap, save_png, save_zarr])
+def test_regions(save, tmp_path):
+    """Those of other sources are in test_reading.py and test_tiff.py."""
+    with open_large_image(save(tmp_path)) as image:
+        assert image.size == RGB.shape[:2]
+        assert np.array_equal(image.read(0, 0, 150, 131), RGB)
+        assert np.array_equal(image.read(17, 20, 100, 99), RGB[17:100, 20:99])
 
 
-SOURCES = {
-    'tiled tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48)),
-    'big tiff': lambda path: save_tiff(path / 'x.tif', bigtiff=True, tile=(32, 48)),
-    'rotated png': lambda path: save_rotated_png(path / 'x.png'),
-    'zarr array': lambda path: zarr.array(RGB),
-    'memory-mapped array': lambda path: save_memmap(path / 'x'),
-    'array': lambda path: RGB,
-    'tensor': lambda path: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
-    'png': lambda path: save_with_pil(path / 'x.png'),
-    'bytes': lambda path: save_with_pil(path / 'x.png').read_bytes(),
-    'PIL': lambda path: Image.fromarray(RGB),
-}
-
-
-@pytest.mark.parametrize('form', SOURCES)
-def test_regions(form, tmp_path):
-    source = SOURCES[form](tmp_path)
-    expected = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
-    if form.startswith('rotated'):
-        expected = expected.rot90(-1, (1, 2))
-    with open_large_image(source) as image:
-        assert image.size == tuple(expected.shape[1:])
-        assert torch.equal(tensor_of(image.read(0, 0, *image.size)), expected)
-        assert torch.equal(tensor_of(image.read(17, 20, 100, 99)), expected[:, 17:100, 20:99])
-        assert torch.equal(tensor_of(image.read(120, 3, 121, 4)), expected[:, 120:121, 3:4])
-
-
-def save_deep_png(path):
-    cv2.imwrite(str(path), DEEP)
-    return path
-
-
-def save_with_unknown_colours(path):
-    with tifffile.TiffFile(save_tiff(path), mode='r+') as file:
+def test_a_tiff_of_unknown_colours_is_read_as_a_whole(tmp_path):
+    path = save_tiff(tmp_path)
+    with tifffile.TiffFile(path, mode='r+') as file:
         file.pages[0].tags['PhotometricInterpretation'].overwrite(51111)
-    return path
-
-
-UNUSUAL = {
-    '16-bit colour png': lambda path: save_deep_png(path / 'x.png'),
-    'tiff of unknown colours': lambda path: save_with_unknown_colours(path / 'x.tif'),
-}
-
-
-@pytest.mark.parametrize('form', UNUSUAL)
-def test_regions_of_unusual_files_equal_the_whole_image(form, tmp_path):
-    path = UNUSUAL[form](tmp_path)
     whole = read_image(path)
     with open_large_image(path) as image:
-        assert image.size == tuple(whole.shape[1:])
         assert torch.equal(tensor_of(image.read(17, 20, 100, 99)), whole[:, 17:100, 20:99])
 
 
-def test_bgr_arrays():
-    with open_large_image(RGB[:, :, ::-1], bgr=True) as image:
-        assert np.array_equal(image.read(3, 4, 50, 60), RGB[3:50, 4:60])
+def refuses(source, match, error=ImageError):
+    with pytest.raises(error, match=match), open_large_image(source):
+        pass
 
 
 def test_invalid_sources_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match='missing'), open_large_image(tmp_path / 'missing.tif'):
-        pass
-    for name, content in (('text.png', b'text'), ('empty.png', b''), ('cut.tif', b'II*\0cut')):
+    refuses(tmp_path / 'missing.tif', 'missing', FileNotFoundError)
+    contents = {'text.png': b'text', 'empty.png': b'', 'cut.tif': b'II*\0cut'}
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ImageError, match=name.split('.')[0]), open_large_image(tmp_path / name):
-            pass
-    with pytest.raises(ImageError, match='is a folder'), open_large_image(tmp_path):
-        pass
-    with pytest.raises(ImageError, match=r'\(H, W\)'), open_large_image(np.zeros(5)):
-        pass
-    with pytest.raises(TypeError, match='a path, bytes'), open_large_image(3):
-        pass
+        refuses(tmp_path / name, name)
+    refuses(tmp_path, 'is a folder')
+    refuses(np.zeros(5), r'\(H, W\)')
+    refuses(3, 'a path, bytes', TypeError)
 
 
 def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch):
-    path = save_with_pil(tmp_path / 'x.png')
+    path = save_png(tmp_path)
 
     def fail(*args, **options):
         raise OSError(errno.EIO, 'refused')
 
     monkeypatch.setattr(Path, 'open', fail)
-    with pytest.raises(ImageError, match=r'x\.png.* cannot be read: refused'), open_large_image(path):
-        pass
+    refuses(path, r'x\.png.* cannot be read: refused')
 
 
 @pytest.mark.parametrize('compression', ['jpeg', 'lzw', 'zstd', 'jpeg2000'])
 def test_compressed_slides_are_read_by_regions(tmp_path, compression, monkeypatch):
-    path = save_slide(tmp_path / 'x.tif', compression)
+    path = save_tiff(tmp_path, tile=(64, 64), compression=compression)
     whole = read_image(path)
     monkeypatch.setattr(regions, 'pixels_of', None)
     with open_large_image(path) as image:
@@ -142,12 +99,8 @@ def test_compressed_slides_are_read_by_regions(tmp_path, compression, monkeypatc
     assert_within(part, tensor_of(RGB[20:150, 70:131]), 0.3)
 
 
-def save_slide(path, compression):
-    return save_tiff(path, tile=(64, 64), compression=compression)
-
-
 def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, caplog):
-    path = save_slide(tmp_path / 'x.tif', 'jpeg')
+    path = save_tiff(tmp_path, tile=(64, 64), compression='jpeg')
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
     with open_large_image(path) as image:
         assert image.size == RGB.shape[:2]
@@ -155,7 +108,6 @@ def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, ca
 
 
 def test_images_beyond_pils_limit_are_refused(tmp_path, monkeypatch):
-    path = save_with_pil(tmp_path / 'x.png')
+    path = save_png(tmp_path)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
-    with pytest.raises(ImageError, match='convert it to TIFF or zarr'), open_large_image(path):
-        pass
+    refuses(path, 'convert it to TIFF or zarr')

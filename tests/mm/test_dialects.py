@@ -152,16 +152,45 @@ def test_a_config_for_another_swin_builds_with_one_warning(given, ours, words):
         assert log.call_count == 1
 
 
-def test_a_swin_v2_of_mmpretrain():
-    options = {'arch': {**TINY, 'extra_norm_every_n_blocks': 0}, 'pad_small_map': True, 'window_size': [8] * 4}
+# Options of mmpretrain's Swin V2, and the window, clamping and position grid that they mean.
+PADDED = {'arch': {**TINY, 'extra_norm_every_n_blocks': 0}, 'pad_small_map': True, 'use_abs_pos_embed': True}
+PER_STAGE = ((16, 16), (16, 16), (16, 16), (8, 8))
+OF_V2 = [
+    ({**PADDED, 'window_size': [8] * 4, 'img_size': 256}, (8, 8), False, (64, 64)),
+    (PADDED, (8, 8), False, (64, 64)),
+    ({'img_size': 256, 'window_size': [16, 16, 16, 8]}, PER_STAGE, True, (64, 64)),
+    ({'img_size': 256, 'window_size': (8, 16)}, (8, 16), True, (64, 64)),  # (height, width) in all stages
+    ({'window_size': [16, 16, 16, 8]}, PER_STAGE, True, (64, 64)),  # at 256, mmpretrain's default
+]
+
+
+@pytest.mark.parametrize(('options', 'window', 'clamps', 'grid'), OF_V2)
+def test_a_swin_v2_of_mmpretrain(options, window, clamps, grid):
     with torch.device('meta'):
-        backbone = SwinDenseV2(**options, img_size=256, use_abs_pos_embed=True)
-        assert (backbone.window_size, backbone.clamp_window, backbone.position_grid) == ((8, 8), False, (64, 64))
-        assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
-        extra = {**TINY, 'extra_norm_every_n_blocks': 0}
-        without_size = SwinDenseV2(arch=extra, window_size=[16, 16, 16, 8])
-        assert without_size.window_size == ((16, 16), (16, 16), (16, 16), (8, 8))
-        assert (without_size.clamp_window, without_size.out_indices) == (True, (3,))
+        backbone = SwinDenseV2(**options)
+    assert backbone.window_size == window
+    assert backbone.out_indices == (3,)
+    assert backbone.clamp_window == clamps
+    assert backbone.position_grid == grid
+
+
+def test_windows_per_stage_of_mmpretrain_equal_clamping():
+    with torch.device('meta'):
+        backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
+    assert backbone.pretrained_window_size == (12, 12, 12, 6)
+    assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'img_size': 256, 'window_size': [16, 16, 8]}, r'one of them for each of the 4 stages, got 3: \[16, 16, 8\]'),
+        ({'pretrained_window_sizes': [8] * 4, 'pretrained_window_size': 8}, 'give one'),
+    ],
+)
+def test_windows_of_mmpretrain_that_no_option_means(options, message):
+    with torch.device('meta'), pytest.raises(ValueError, match=message):
+        SwinDenseV2(**options)
 
 
 @torch.no_grad()
@@ -243,12 +272,14 @@ def test_the_scope_of_a_package_that_is_not_installed_resolves_without_it(scope)
 
 
 def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():
-    code = (
-        'import swin_dense, sys; from mmengine.registry import MODELS, init_default_scope\n'
-        'assert "mmdet" not in sys.modules; init_default_scope("mmdet")\n'
-        'print(MODELS.build(dict(type="mmdet.SwinDense", embed_dims=16, num_heads=(1, 2, 4, 8))).embed_dims'
-        ' if 0 else MODELS.get("mmdet.SwinDense"))\n'
-        'import mmdet.registry; print(mmdet.registry.MODELS.get("mmdet.SwinDense"))'
-    )
-    done = python('-W', 'ignore', '-c', code)
-    assert done.stdout.count("<class 'swin_dense.mm.backbone.SwinDense'>") == 2
+    code = """
+import sys
+import swin_dense
+from mmengine.registry import MODELS, init_default_scope
+assert 'mmdet' not in sys.modules
+init_default_scope('mmdet')
+assert MODELS.get('mmdet.SwinDense') is swin_dense.SwinDense
+import mmdet.registry
+assert mmdet.registry.MODELS.get('mmdet.SwinDense') is swin_dense.SwinDense
+"""
+    python('-W', 'ignore', '-c', code)

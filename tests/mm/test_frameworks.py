@@ -85,9 +85,10 @@ def test_losses_of_three_steps_and_predictions_are_the_same(framework, demo_data
                 agree = exact.pred_sem_seg.data == sample.pred_sem_seg.data
                 assert agree.float().mean() > 0.999
             else:
-                assert torch.allclose(exact.pred_instances.bboxes, sample.pred_instances.bboxes, atol=1e-2)
-                assert torch.allclose(exact.pred_instances.scores, sample.pred_instances.scores, atol=1e-4)
-                assert torch.equal(exact.pred_instances.labels, sample.pred_instances.labels)
+                exact, found = exact.pred_instances, sample.pred_instances
+                assert torch.allclose(exact.bboxes, found.bboxes, atol=1e-2)
+                assert torch.allclose(exact.scores, found.scores, atol=1e-4)
+                assert torch.equal(exact.labels, found.labels)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,8 @@ def test_a_training_continues_with_the_other_class(framework, demo_data, before,
     assert all(key.endswith('relative_position_index') for key in (*outcome.missing_keys, *outcome.unexpected_keys))
     optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
     for seed in (2, 3):
-        expected, found = (
-            step(model, optimizer, batches[seed], seed) for model, optimizer in zip(models, optimizers, strict=True)
-        )
+        expected = step(models[0], optimizers[0], batches[seed], seed)
+        found = step(models[1], optimizers[1], batches[seed], seed)
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 

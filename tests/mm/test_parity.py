@@ -12,10 +12,11 @@ PEERS = {
     'mmdet': mmdet.models.backbones.SwinTransformer,
     'mmseg': mmseg.models.backbones.SwinTransformer,
 }
-SIZES = [
-    (1, 1), (1, 64), (3, 5), (4, 4), (7, 200), (16, 16), (28, 28), (29, 27), (31, 33), (32, 32), (56, 57), (63, 100),
-    (64, 64), (97, 130), (112, 112), (128, 96), (150, 61), (199, 301), (224, 224), (225, 223), (256, 192),
-]  # fmt: skip
+# Heights and widths: 1 to 256 pixels, multiples of the patch and of the window, and others.
+SIZES = """
+    1x1 1x64 3x5 4x4 7x200 16x16 28x28 29x27 31x33 32x32 56x57 63x100 64x64 97x130 112x112 128x96 150x61 199x301 224x224
+    225x223 256x192
+"""
 TOLERANCE = 1e-9
 
 
@@ -31,9 +32,8 @@ def pair(peer, backend, **options):
 def gradients_in_our_names(theirs, ours):
     """Convert the peer's gradients like a checkpoint, which is valid because renaming and reordering are linear."""
     carrier = SwinBackbone(ours.arch, window_size=ours.window_size).double()
-    state = {name: value.clone() for name, value in theirs.state_dict().items()}
-    state.update({name: parameter.grad for name, parameter in theirs.named_parameters()})
-    carrier.load_state_dict(state)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    carrier.load_state_dict({**theirs.state_dict(), **gradients})
     return dict(carrier.named_parameters())
 
 
@@ -45,26 +45,29 @@ def assert_equal(theirs, ours, img):
         assert (out - exact).abs().max() < TOLERANCE, img.shape
     for model, maps in ((theirs, expected), (ours, outs)):
         model.zero_grad()
-        sum((out * weight).sum() for out, weight in zip(maps, weights, strict=True)).backward()
+        torch.autograd.backward(maps, weights)
     exact_gradients = gradients_in_our_names(theirs, ours)
     for name, parameter in ours.named_parameters():
         exact = exact_gradients[name]
         assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
 
 
+def blocks_of(model):
+    return [block for stage in model.stages for block in stage.blocks]
+
+
 def test_hooks_on_attention_dropout_see_the_same_weights():
     theirs, ours = pair('mmdet', 'auto')
     seen = []
-    img = torch.randn(2, 3, 50, 71, dtype=torch.float64)
     for model in (theirs, ours):
-        found = []
-        seen.append(found)
-        for stage in model.stages:
-            for block in stage.blocks:
-                block.attn.w_msa.attn_drop.register_forward_hook(lambda m, args, out, found=found: found.append(out))
-        model(img)
-    assert len(seen[1]) == sum(TINY['depths'])
-    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
+        for block in blocks_of(model):
+            block.attn.w_msa.attn_drop.register_forward_hook(lambda module, args, out: seen.append(out))
+    img = torch.randn(2, 3, 50, 71, dtype=torch.float64)
+    theirs(img)
+    expected, seen[:] = list(seen), []
+    ours(img)
+    assert len(seen) == sum(TINY['depths'])
+    torch.testing.assert_close(seen, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('backend', some(['auto', 'reference'], every=2))
@@ -79,8 +82,9 @@ def test_hooks_on_attention_dropout_see_the_same_weights():
 )
 def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
     theirs, ours = pair(peer, backend, window_size=window_size)
-    for size in SIZES:
-        assert_equal(theirs, ours, torch.randn(2, 3, *size, dtype=torch.float64))
+    for size in SIZES.split():
+        height, width = map(int, size.split('x'))
+        assert_equal(theirs, ours, torch.randn(2, 3, height, width, dtype=torch.float64))
 
 
 @pytest.mark.slow
@@ -125,19 +129,12 @@ def test_options_have_the_same_meaning(options):
 
 def test_drop_path_and_dropout_have_the_same_rates():
     """Compare the rates, because the random draws differ between implementations."""
-    theirs = PEERS['mmdet'](**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
-    ours = SwinDense(**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
-    exact = [
-        (block.attn.drop.drop_prob, block.ffn.dropout_layer.drop_prob, block.attn.w_msa.attn_drop.p)
-        for stage in theirs.stages
-        for block in stage.blocks
-    ]
-    rates = [
-        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.w_msa.attn_drop.p)
-        for stage in ours.stages
-        for block in stage.blocks
-    ]
-    assert rates == [pytest.approx(entry) for entry in exact]
+    rates = {'drop_rate': 0.1, 'attn_drop_rate': 0.2, 'drop_path_rate': 0.3}
+    theirs, ours = PEERS['mmdet'](**TINY, **rates), SwinDense(**TINY, **rates)
     assert ours.pos_drop.p == 0.1
-    assert {block.attn.w_msa.proj_drop.p for stage in ours.stages for block in stage.blocks} == {0.1}
-    assert {block.ffn.layers[2].p for stage in ours.stages for block in stage.blocks} == {0.1}
+    for exact, block in zip(blocks_of(theirs), blocks_of(ours), strict=True):
+        assert block.drop_path.drop_prob == pytest.approx(exact.attn.drop.drop_prob)
+        assert block.drop_path.drop_prob == pytest.approx(exact.ffn.dropout_layer.drop_prob)
+        assert block.attn.w_msa.attn_drop.p == exact.attn.w_msa.attn_drop.p == 0.2
+        assert block.attn.w_msa.proj_drop.p == 0.1
+        assert block.ffn.layers[2].p == 0.1

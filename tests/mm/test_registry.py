@@ -11,25 +11,20 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 import swin_dense
-from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
+from swin_dense import SwinBackbone, SwinDense, SwinDenseV2
 from tests.conftest import TINY, equal_weights, some
 from tests.processes import python
 
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
-@pytest.mark.parametrize('name', ['SwinDense', 'swin_dense.SwinDense'])
-def test_every_registry_builds_swin_dense(registry, name):
-    backbone = registry.build({'type': name, **TINY})
-    assert type(backbone) is SwinDense
-    assert isinstance(backbone, SwinBackbone)
-    assert isinstance(backbone, BaseModule)
-
-
-@pytest.mark.parametrize('registry', [mmdet.registry.MODELS, mmseg.registry.MODELS])
-def test_the_name_is_registered_only_in_the_root_registry(registry):
-    assert MODELS.module_dict['SwinDense'] is SwinDense
-    assert 'SwinDense' not in registry.module_dict
-    assert registry.get('SwinDense') is SwinDense
+@pytest.mark.parametrize('kind', [SwinDense, SwinDenseV2])
+def test_every_registry_builds_both_versions(registry, kind):
+    for name in (kind.__name__, f'swin_dense.{kind.__name__}'):
+        backbone = registry.build({'type': name, **TINY})
+        assert type(backbone) is kind
+        assert isinstance(backbone, BaseModule)
+    backbone.init_weights()
+    assert (kind.__name__ in registry.module_dict) == (registry is MODELS)
 
 
 @pytest.mark.parametrize('scope', some(['mmdet', 'mmseg'], every=2))
@@ -39,11 +34,13 @@ def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
         "custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)\n"
         f"model = dict(type='SwinDense', embed_dims=16, num_heads=(1, 2, 4, 8), _scope_='{scope}')\n"
     )
-    code = (
-        'from mmengine.config import Config; from mmengine.registry import MODELS, init_default_scope\n'
-        f'cfg = Config.fromfile({str(config)!r}); init_default_scope({scope!r})\n'
-        'print(type(MODELS.build(cfg.model)).__name__)'
-    )
+    code = f"""
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+cfg = Config.fromfile({str(config)!r})
+init_default_scope({scope!r})
+print(type(MODELS.build(cfg.model)).__name__)
+"""
     done = python('-W', 'ignore', '-c', code)
     assert done.stdout.split()[-1] == 'SwinDense'
 
@@ -52,29 +49,6 @@ def test_options_reach_the_backbone_and_wrong_ones_are_refused():
     assert MODELS.build({'type': 'SwinDense', 'arch': 's', 'out_indices': [0]}).out_channels == (96,)
     with pytest.raises(TypeError, match='embed_dims'):
         MODELS.build({'type': 'SwinDense', 'embed_dimms': 16})
-
-
-@pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
-def test_swin_v2(registry):
-    backbone = registry.build({'type': 'SwinDenseV2', **TINY, 'pretrained_window_size': [8, 8, 8, 8]})
-    assert type(backbone) is SwinDenseV2
-    assert isinstance(backbone, SwinV2Backbone)
-    assert (backbone.window_size, backbone.pretrained_window_size) == ((8, 8), (8, 8, 8, 8))
-    backbone.init_weights()
-
-
-def test_windows_per_stage_of_mmpretrain():
-    with torch.device('meta'):
-        backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
-        assert backbone.window_size == ((16, 16), (16, 16), (16, 16), (8, 8))
-        assert backbone.pretrained_window_size == (12, 12, 12, 6)
-        assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
-        assert SwinDenseV2(img_size=256, window_size=(8, 16)).window_size == (8, 16)  # (height, width) in all stages
-        with pytest.raises(ValueError, match=r'one of them for each of the 4 stages, got 3: \[16, 16, 8\]'):
-            SwinDenseV2(img_size=256, window_size=[16, 16, 8])
-        assert SwinDenseV2(window_size=[16, 16, 16, 8]).clamp_window  # at 256, mmpretrain's default
-        with pytest.raises(ValueError, match='give one'):
-            SwinDenseV2(pretrained_window_sizes=[8, 8, 8, 8], pretrained_window_size=8)
 
 
 def test_pretrained_is_converted_to_init_cfg():
@@ -97,22 +71,29 @@ def test_other_initialisers_of_mmengine_work():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
     backbone.init_weights()
     assert backbone.is_init
-    assert backbone.stages[0].blocks[0].ffn.layers[0][0].weight.unique().tolist() == [0.5]
-    assert backbone.stages[0].blocks[0].ffn.layers[0][0].bias.unique().tolist() == [2.0]
+    linear = backbone.stages[0].blocks[0].ffn.layers[0][0]
+    assert linear.weight.unique().tolist() == [0.5]
+    assert linear.bias.unique().tolist() == [2.0]
 
 
-@pytest.mark.parametrize('wrap', [lambda cfg: cfg, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
-def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
-    source = SwinBackbone(TINY)
-    torch.save({'model': source.state_dict()}, tmp_path / 'good.pth')
-    backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'good.pth')}))
+def pretrained(path, **options):
+    return {'type': 'Pretrained', 'checkpoint': str(path), **options}
+
+
+def initialized(init_cfg, **options):
+    backbone = SwinDense(**TINY, **options, init_cfg=init_cfg)
     backbone.init_weights()
-    assert equal_weights(backbone, source)
+    return backbone
 
-    torch.save({'model': {'conv1.weight': torch.zeros(3)}}, tmp_path / 'bad.pth')
-    backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'bad.pth')}))
-    with pytest.raises(swin_dense.CheckpointError, match=r'bad\.pth.*conv1\.weight'):
-        backbone.init_weights()
+
+@pytest.mark.parametrize('wrap', [dict, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
+def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
+    source, path = SwinBackbone(TINY), tmp_path / 'a.pth'
+    torch.save({'model': source.state_dict()}, path)
+    assert equal_weights(initialized(wrap(pretrained(path))), source)
+    torch.save({'model': {'conv1.weight': torch.zeros(3)}}, path)
+    with pytest.raises(swin_dense.CheckpointError, match=r'a\.pth.*conv1\.weight'):
+        initialized(wrap(pretrained(path)))
 
 
 def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
@@ -127,38 +108,40 @@ def test_loads_are_reported_in_the_log_of_the_run(tmp_path):
     source, backbone = SwinBackbone(**TINY), SwinDense(**TINY)
     torch.save({'model': source.state_dict()}, tmp_path / 'swin.pth')
     backbone.load_state_dict(torch.load(tmp_path / 'swin.pth'))
-    SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}).init_weights()
+    initialized(pretrained(tmp_path / 'swin.pth'))
     assert (tmp_path / 'run.log').read_text().count('Loaded ') == 2
 
 
 def test_init_cfg_accepts_loading_options(tmp_path):
-    source = SwinBackbone(**TINY)
+    source, path = SwinBackbone(**TINY), tmp_path / 'swin.pth'
     weights = source.state_dict()
     ema = {f'ema.{name}': value + 1 for name, value in weights.items()}
-    torch.save({**weights, **ema}, tmp_path / 'swin.pth')
-    pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth'), 'map_location': 'cpu'}
-    backbone = SwinDense(**TINY, in_channels=1, init_cfg={**pretrained, 'ema': True})
-    backbone.init_weights()
+    torch.save({**weights, **ema}, path)
+    backbone = initialized(pretrained(path, map_location='cpu', ema=True), in_channels=1)
     expected = ema['ema.patch_embed.projection.weight'].mean(1, keepdim=True) * 3
     torch.testing.assert_close(backbone.patch_embed.projection.weight.data, expected)
 
     del weights['stages.0.blocks.0.norm1.weight']
-    torch.save(weights, tmp_path / 'swin.pth')
+    torch.save(weights, path)
     with pytest.raises(swin_dense.CheckpointError, match='allow_partial=True'):
-        SwinDense(**TINY, init_cfg=pretrained).init_weights()
-    in_init_cfg = {'init_cfg': {**pretrained, 'allow_partial': True}}
-    for options in (in_init_cfg, {'init_cfg': pretrained, 'allow_partial': True}):
-        backbone = SwinDense(**TINY, **options)
-        backbone.init_weights()
+        initialized(pretrained(path))
+    by_option = initialized(pretrained(path), allow_partial=True)
+    for backbone in (by_option, initialized(pretrained(path, allow_partial=True))):
         assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
     with pytest.raises(TypeError, match='allow_partial must be True or False'):
         SwinDense(**TINY, allow_partial=1)
 
 
-@pytest.mark.parametrize(('key', 'suggestion'), [('alow_partial', 'allow_partial'), ('strict', None)])
-def test_an_unknown_key_of_init_cfg_is_refused(key, suggestion):
-    with pytest.raises(TypeError, match=f"no key '{key}'.*{f'mean {suggestion!r}' if suggestion else ''}.*keys are"):
-        SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'a.pth', key: True})
+@pytest.mark.parametrize(
+    ('key', 'message'),
+    [
+        ('alow_partial', "no key 'alow_partial'.*mean 'allow_partial'.*keys are"),
+        ('strict', "no key 'strict'.*keys are"),
+    ],
+)
+def test_an_unknown_key_of_init_cfg_is_refused(key, message):
+    with pytest.raises(TypeError, match=message):
+        SwinDense(**TINY, init_cfg=pretrained('a.pth', **{key: True}))
 
 
 class Doubled(nn.Module):
@@ -172,23 +155,25 @@ class Doubled(nn.Module):
         return x * self.weight
 
 
-@pytest.fixture
-def registered():
-    for registry, scope in ((MODELS, 'mmengine'), (mmdet.registry.MODELS, 'mmdet')):
-        registry.register_module(name=f'Doubled_{scope}', module=Doubled)
-    yield
-    for registry, scope in ((MODELS, 'mmengine'), (mmdet.registry.MODELS, 'mmdet')):
-        del registry._module_dict[f'Doubled_{scope}']
+@pytest.fixture(params=['mmengine', 'mmdet'])
+def registered(request):
+    """The name of a module that is registered in mmengine or in mmdet."""
+    registry = {'mmengine': MODELS, 'mmdet': mmdet.registry.MODELS}[request.param]
+    registry.register_module(name='Registered', module=Doubled)
+    yield 'Registered'
+    del registry._module_dict['Registered']
 
 
-@pytest.mark.parametrize('scope', ['mmengine', 'mmdet'])
-def test_registered_activations_and_norms_work_as_in_mmdet(registered, scope):
+def shapes_of(model):
+    return {name: tuple(value.shape) for name, value in model.named_parameters()}
+
+
+def test_registered_activations_and_norms_work_as_in_mmdet(registered):
     """The parameters and outputs equal those of mmdet's Swin."""
-    options = {**TINY, 'act_cfg': {'type': f'Doubled_{scope}'}, 'norm_cfg': {'type': f'Doubled_{scope}'}}
+    options = {**TINY, 'act_cfg': {'type': registered}, 'norm_cfg': {'type': registered}}
     with DefaultScope.overwrite_default_scope('mmdet'):
         ours, theirs = (MODELS.build({'type': kind, **options}) for kind in ('SwinDense', 'mmdet.SwinTransformer'))
-    shapes = [{name: tuple(value.shape) for name, value in model.named_parameters()} for model in (ours, theirs)]
-    assert shapes[0] == shapes[1]
+    assert shapes_of(ours) == shapes_of(theirs)
     img = torch.randn(1, 3, 50, 60, dtype=torch.float64)
     theirs.double().eval()
     ours.double().eval().load_state_dict(theirs.state_dict(), strict=False)

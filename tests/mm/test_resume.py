@@ -9,16 +9,7 @@ import torch
 from mmengine.logging import HistoryBuffer, MessageHub
 
 import swin_dense  # noqa: F401  registers the safe globals
-
-
-class Calls:
-    """An object whose unpickling calls a function."""
-
-    def __init__(self, function, *args):
-        self.call = function, args
-
-    def __reduce__(self):
-        return self.call
+from tests.checkpoint.helpers import Runs
 
 
 def test_a_message_hub_of_mmengine_loads_with_weights_only(tmp_path):
@@ -38,11 +29,11 @@ def test_a_message_hub_of_mmengine_loads_with_weights_only(tmp_path):
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (Calls(getattr, HistoryBuffer, '__init__'), 'the attribute'),
-        (Calls(getattr, np.ndarray, 'tofile'), 'the attribute'),
-        (Calls(np.zeros(1).__reduce__()[0], np.matrix, (0,), b'b'), 'matrix'),
-        (Calls(os.mkdir, 'made-by-a-checkpoint'), 'mkdir'),
-        (Calls(eval, "open('made-by-a-checkpoint', 'w')"), 'eval'),
+        (Runs(getattr, HistoryBuffer, '__init__'), 'the attribute'),
+        (Runs(getattr, np.ndarray, 'tofile'), 'the attribute'),
+        (Runs(np.zeros(1).__reduce__()[0], np.matrix, (0,), b'b'), 'matrix'),
+        (Runs(os.mkdir, 'made-by-a-checkpoint'), 'mkdir'),
+        (Runs(eval, "open('made-by-a-checkpoint', 'w')"), 'eval'),
     ],
     ids=['history', 'method', 'matrix', 'mkdir', 'eval'],
 )
