@@ -1,4 +1,4 @@
-"""Compare the window geometry with tests/textbook.py, and with definitions that enumerate all pairs of tokens."""
+"""Compare the window geometry with tests/textbook.py, and the position bias with its definition."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_dense.ops.reference import merge, partition
-from swin_dense.ops.windows import region_ids, relative_position_bias, window_grid
+from swin_dense.ops.windows import relative_position_bias, window_grid
 from tests import textbook
 
 
@@ -31,36 +31,6 @@ def test_merge_undoes_partition(geometry, batch):
     assert torch.equal(merge(windows, size, window, shift), x)
     assert torch.equal(windows, textbook.partition(x, window, shift))
     assert torch.equal(textbook.merge(windows, size, window, shift), x)
-
-
-@given(geometries())
-def test_partition_follows_the_definition_for_every_token(geometry):
-    (height, width), window, shift = geometry
-    x = torch.arange(1, height * width + 1).view(1, height, width, 1)
-    windows = partition(x, window, shift)[0, :, :, 0]
-    rows, columns = window_grid(height, width, window)
-    expected = torch.zeros_like(windows)
-    for row, column, i, j in itertools.product(range(rows), range(columns), range(window[0]), range(window[1])):
-        y = (row * window[0] + i + shift[0]) % (rows * window[0])
-        x_ = (column * window[1] + j + shift[1]) % (columns * window[1])
-        if y < height and x_ < width:
-            expected[row * columns + column, i * window[1] + j] = x[0, y, x_, 0]
-    assert torch.equal(windows, expected)
-
-
-@given(geometries())
-def test_region_ids_separate_tokens_that_the_roll_made_adjacent(geometry):
-    (height, width), window, shift = geometry
-    ids = region_ids(height, width, window, shift)
-    rows, columns = window_grid(height, width, window)
-
-    wrapped_rows = torch.arange(rows * window[0]) + shift[0] >= rows * window[0]
-    wrapped_columns = torch.arange(columns * window[1]) + shift[1] >= columns * window[1]
-    for n, (row, column) in enumerate(itertools.product(range(rows), range(columns))):
-        wrapped_row = wrapped_rows[row * window[0] :][: window[0], None]
-        wrapped_column = wrapped_columns[column * window[1] :][None, : window[1]]
-        wrapped = (2 * wrapped_row.int() + wrapped_column.int()).flatten()
-        assert torch.equal(ids[n][:, None] == ids[n], wrapped[:, None] == wrapped)
 
 
 @pytest.mark.parametrize('window', [(1, 1), (2, 3), (7, 7), (4, 1)])
