@@ -17,7 +17,13 @@ from tests.conftest import assert_same
 from tests.derivatives import maps_and_gradients
 
 CHANNELS = 8
-OPTIONS = {'embed_dims': CHANNELS, 'depths': (2, 2), 'num_heads': (2, 2), 'strides': (4, 2), 'window_size': 4}
+OPTIONS = {
+    'embed_dims': CHANNELS,
+    'depths': (2, 2),
+    'num_heads': (2, 2),
+    'strides': (4, 2),
+    'window_size': 4,
+}
 
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
@@ -233,7 +239,13 @@ def gradients_under_autocast(model, forward, backward):
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize(('forward', 'tolerance'), [(False, 0.05), (True, 0.1)])
+@pytest.mark.parametrize(
+    ('forward', 'tolerance'),
+    [
+        (False, 0.05),
+        (True, 0.1),
+    ],
+)
 def test_autocast_around_forward_and_backward_passes(forward, tolerance, version):
     expected = gradients_under_autocast(make('auto', version).float(), forward, False)
     distance = tolerance * expected.abs().max().item()
@@ -311,7 +323,13 @@ def test_batched_gradients(version, with_cp):
     model, img = make('auto', version, with_cp=with_cp), make_image()
     out = model(img)[1]
     vectors = torch.randn(3, *out.shape, dtype=torch.float64)
-    (batched,) = torch.autograd.grad(out, img, vectors, is_grads_batched=True, retain_graph=True)
+    (batched,) = torch.autograd.grad(
+        out,
+        img,
+        vectors,
+        is_grads_batched=True,
+        retain_graph=True,
+    )
     for vector, ours in zip(vectors, batched, strict=True):
         (expected,) = torch.autograd.grad(out, img, vector, retain_graph=True)
         torch.testing.assert_close(ours, expected)

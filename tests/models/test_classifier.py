@@ -20,7 +20,13 @@ def test_output_is_a_linear_layer_on_the_mean_of_the_last_map():
 def test_the_backbone_has_the_version_of_the_name_and_returns_the_last_map():
     with torch.device('meta'):
         v2 = SwinClassifier('swinv2_t')
-        short = SwinClassifier(embed_dims=16, depths=(1, 1), num_heads=(1, 1), strides=(4, 2), num_classes=5)
+        short = SwinClassifier(
+            embed_dims=16,
+            depths=(1, 1),
+            num_heads=(1, 1),
+            strides=(4, 2),
+            num_classes=5,
+        )
     assert type(v2.backbone) is SwinV2Backbone
     assert sum(p.numel() for p in v2.parameters()) == 28_347_154
     assert v2.backbone.out_indices == (3,)
@@ -34,7 +40,13 @@ def test_wrong_options():
         SwinClassifier(TINY, num_classes=0)
 
 
-@pytest.mark.parametrize(('name', 'options'), [(TINY, {}), ('swinv2_t', TINY)])
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        (TINY, {}),
+        ('swinv2_t', TINY),
+    ],
+)
 def test_its_own_state_dict_loads(name, options):
     first = randomize(SwinClassifier(name, 3, window_size=4, **options), 1)
     second = randomize(SwinClassifier(name, 3, window_size=4, **options), 2)

@@ -7,9 +7,20 @@ from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBac
 from swin_dense import SwinBackbone
 from tests.derivatives import maps_and_gradients
 
-TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+TINY = {
+    'embed_dims': 16,
+    'depths': (1, 2),
+    'num_heads': (1, 2),
+    'strides': (4, 2),
+}
 # Odd and even, landscape and portrait, multiples of the window and not, two windows along one axis and many.
-SIZES = ((64, 96), (120, 70), (224, 224), (199, 301), (60, 300))
+SIZES = (
+    (64, 96),
+    (120, 70),
+    (224, 224),
+    (199, 301),
+    (60, 300),
+)
 
 needs_whole_graphs = pytest.mark.skipif(
     torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs, and exports only one size'
@@ -84,7 +95,13 @@ def test_on_other_devices_attention_consists_of_operations_that_are_fused():
 @pytest.mark.long
 @pytest.mark.skipif(' ' in torch.__file__, reason='inductor does not quote the path of torch')
 def test_inductor_trains_with_activation_checkpointing():
-    model = SwinBackbone(embed_dims=16, depths=(2,), num_heads=(1,), strides=(4,), with_cp=True)
+    model = SwinBackbone(
+        embed_dims=16,
+        depths=(2,),
+        num_heads=(1,),
+        strides=(4,),
+        with_cp=True,
+    )
     img = torch.randn(2, 3, 30, 50)
     found = []
     for network in (torch.compile(model), model):

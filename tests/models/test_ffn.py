@@ -14,7 +14,12 @@ from tests.conftest import assert_near
 from tests.derivatives import maps_and_gradients
 
 TOKENS, CHANNELS = 48, 8
-ARCH = {'embed_dims': CHANNELS, 'depths': (2,), 'num_heads': (2,), 'strides': (4,)}
+ARCH = {
+    'embed_dims': CHANNELS,
+    'depths': (2,),
+    'num_heads': (2,),
+    'strides': (4,),
+}
 OPTIONS = {**ARCH, 'window_size': 4, 'drop_path_rate': 0.0, 'with_cp': 'mlp'}
 VERSIONS = [SwinBackbone, SwinV2Backbone]
 
@@ -73,7 +78,13 @@ def test_gradients_with_random_activations(act_cfg):
 @pytest.mark.parametrize('with_cp', ['mlp', True])
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_gradients_with_dropout_and_stochastic_depth(kind, with_cp):
-    block = make(kind, with_cp=with_cp, drop_rate=0.5, attn_drop_rate=0.3, drop_path_rate=0.4)
+    block = make(
+        kind,
+        with_cp=with_cp,
+        drop_rate=0.5,
+        attn_drop_rate=0.3,
+        drop_path_rate=0.4,
+    )
     assert_gradients_of_keeping_everything(block)
     assert not torch.equal(block(make_input()), block(make_input()))
 
@@ -125,7 +136,12 @@ def test_what_is_called_again_in_the_backward_pass(with_cp, is_training, recompu
 
 
 def test_every_stage_may_have_its_own():
-    options = {'embed_dims': 8, 'depths': (1, 1, 1), 'num_heads': (1, 1, 1), 'strides': (4, 2, 2)}
+    options = {
+        'embed_dims': 8,
+        'depths': (1, 1, 1),
+        'num_heads': (1, 1, 1),
+        'strides': (4, 2, 2),
+    }
     model = SwinBackbone(**options, with_cp=[False, 'mlp', True])
     assert [stage.blocks[0].with_cp for stage in model.stages] == [False, 'mlp', True]
 

@@ -11,7 +11,11 @@ from tests.conftest import TINY, randomize
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
 # Heads of 16 channels, as the kernel needs; maps with padding, and with windows of several regions.
 OPTIONS = {**TINY, 'drop_path_rate': 0.0}
-SIZES = [(64, 96), (75, 50), (7, 9)]
+SIZES = [
+    (64, 96),
+    (75, 50),
+    (7, 9),
+]
 BACKENDS = ['sdpa', 'triton', 'reference']
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.layers import Linear
-from tests.conftest import TINY, assert_same, randomize
+from tests.conftest import TINY, assert_near, assert_same, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
 SIZE = (1, 3, 50, 71)  # every stage has padding
@@ -230,7 +230,7 @@ def test_dynamic_quantisation_of_another_part(what):
     part = quantised['head'] if what == {'head'} else quantised['memory']
     assert 'quantized' in type(part).__module__
     img = make_image().float()
-    assert_same(quantised['backbone'](img), backbone(img), rtol=0, atol=0)
+    assert_near(quantised['backbone'](img), backbone(img), 0)
 
 
 @pytest.mark.parametrize('kind', VERSIONS)
@@ -241,7 +241,7 @@ def test_copies_and_pickles_give_the_same_maps_also_with_functions_among_the_opt
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     for twin in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_same(twin(make_image()), model(make_image()), rtol=0, atol=0)
+        assert_near(twin(make_image()), model(make_image()), 0)
 
 
 def test_a_stage_returns_its_map_and_the_input_of_the_next():
@@ -260,4 +260,4 @@ def test_a_stage_returns_its_map_and_the_input_of_the_next():
     for index, out in enumerate(outs):
         normed = getattr(model, f'norm{index}')(out)
         assert_same([normed.permute(0, 3, 1, 2)], [maps[index]])
-    assert_same(model.forward_stages(make_image()), outs[:4], rtol=0, atol=0)
+    assert_near(model.forward_stages(make_image()), outs[:4], 0)

@@ -15,7 +15,12 @@ from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import weighted_sum
 
 WINDOW = 4
-SIZES = [(1, 1), (13, 70), (50, 61), (64, 64)]
+SIZES = [
+    (1, 1),
+    (13, 70),
+    (50, 61),
+    (64, 64),
+]
 
 
 def norm(x, state, name):
@@ -144,7 +149,14 @@ def pyramid(img, state, is_v2):
 @pytest.mark.parametrize('size', SIZES, ids=str)
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 def test_maps_and_gradients_are_those_of_the_paper(kind, size, backend):
-    model = randomize(kind(**TINY, window_size=WINDOW, drop_path_rate=0.0, attn_backend=backend)).double()
+    model = randomize(
+        kind(
+            **TINY,
+            window_size=WINDOW,
+            drop_path_rate=0.0,
+            attn_backend=backend,
+        )
+    ).double()
     img = torch.randn(2, 3, *size, dtype=torch.float64)
     state = {name: parameter.detach().requires_grad_() for name, parameter in model.named_parameters()}
     found = model(img)

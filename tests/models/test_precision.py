@@ -98,7 +98,13 @@ def test_gradients_of_padded_maps_are_finite_in_float16(kind):
     assert_finite_gradients(model, 65_536 * loss)
 
 
-SHALLOW = {'embed_dims': 16, 'depths': (2, 1), 'num_heads': (2, 2), 'strides': (4, 2), 'window_size': 4}
+SHALLOW = {
+    'embed_dims': 16,
+    'depths': (2, 1),
+    'num_heads': (2, 2),
+    'strides': (4, 2),
+    'window_size': 4,
+}
 
 
 def losses_of_training(kind, size, is_half):

@@ -53,14 +53,28 @@ def test_names_of_an_architecture(name):
         assert SwinBackbone(name).arch == SwinBackbone('t').arch
 
 
-@pytest.mark.parametrize(('name', 'hint'), [('swin_x', ''), ('swin_lrge', "; did you mean 'large'")])
+@pytest.mark.parametrize(
+    ('name', 'hint'),
+    [
+        ('swin_x', ''),
+        ('swin_lrge', "; did you mean 'large'"),
+    ],
+)
 def test_an_unknown_architecture_is_quoted_in_the_error(name, hint):
     with pytest.raises(ValueError, match=f"swin_' in front, got '{name}'{hint}"):
         create_backbone(name)
 
 
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
-@pytest.mark.parametrize('size', [(1, 40), (3, 5), (31, 33), (64, 64)])
+@pytest.mark.parametrize(
+    'size',
+    [
+        (1, 40),
+        (3, 5),
+        (31, 33),
+        (64, 64),
+    ],
+)
 def test_sizes_of_maps_are_rounded_up(size, backend):
     backbone = tiny(attn_backend=backend).eval()
     assert backbone.out_channels == (16, 32, 64, 128)

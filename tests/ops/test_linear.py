@@ -21,7 +21,7 @@ from swin_dense.models.layers import FFN, Linear
 from swin_dense.ops import context
 from swin_dense.ops import linear as linear_module
 from swin_dense.ops.linear import is_supported, linear
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import maps_and_gradients
 from tests.ops.devices import run_python
 
@@ -101,7 +101,7 @@ def test_equals_the_linear_layer_of_torch(calls, x, weight, has_bias):
     assert_close(derivatives(linear, *leaves), expected)
     assert bool(calls) == (x != 'one token')
     with torch.inference_mode():
-        torch.testing.assert_close(linear(*leaves).double(), expected[0].detach(), rtol=1e-5, atol=1e-5)
+        assert_near(linear(*leaves).double(), expected[0].detach(), 1e-5)
 
 
 def sizes_kept_by(layer, tensors):
@@ -263,7 +263,7 @@ def test_all_linear_layers_of_a_backbone_are_called(calls, kind):
     outs = model(torch.ones(1, 3, 64, 64))
     expected = model.double()(torch.ones(1, 3, 64, 64, dtype=torch.float64))
     for out, want in zip(outs, expected, strict=True):
-        torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-4)
+        assert_near(out.double(), want, 1e-4)
     blocks = sum(TINY['depths'])
     assert len(calls) == len(layers) == 4 * blocks + 3
 
@@ -315,7 +315,16 @@ def test_memory_does_not_grow_with_every_image_size():
 def test_a_pass_asks_few_questions(monkeypatch):
     """Count the calls that ask about context and tensors, in a pass over four blocks on a small image."""
     monkeypatch.setattr(linear_module, 'LEAST_WORK', 3e8)
-    model = SwinBackbone(embed_dims=32, depths=(2, 2), num_heads=(1, 2), strides=(4, 2)).eval().requires_grad_(False)
+    model = (
+        SwinBackbone(
+            embed_dims=32,
+            depths=(2, 2),
+            num_heads=(1, 2),
+            strides=(4, 2),
+        )
+        .eval()
+        .requires_grad_(False)
+    )
     img = torch.rand(1, 3, 90, 101)
     model(img)
     questions = []

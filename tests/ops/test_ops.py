@@ -95,7 +95,12 @@ def run(inputs, spec, backend):
     """Return the output and the gradients of all inputs."""
     out = attend(inputs, spec, backend)
     wanted = [tensor for tensor in inputs if tensor is not None]
-    gradients = torch.autograd.grad(weighted_sum([out]), wanted, allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        weighted_sum([out]),
+        wanted,
+        allow_unused=True,
+        materialize_grads=True,
+    )
     return [out.detach(), *gradients]
 
 
@@ -126,7 +131,13 @@ def test_more_windows_than_a_kernel_takes(monkeypatch, shift):
 
     monkeypatch.setattr(gathered, 'MAX_WINDOWS', 5)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
-    case = Case((12, 15), (4, 4), shift, batch=2, has_relative_bias=False)
+    case = Case(
+        (12, 15),
+        (4, 4),
+        shift,
+        batch=2,
+        has_relative_bias=False,
+    )
     inputs, spec = make_inputs(case, head_dim=4)
     with torch.no_grad():
         attend(inputs, spec, 'sdpa')

@@ -12,7 +12,13 @@ from swin_dense.ops.gathered import MAX_PLANS, cached_plan, gpu_plan, plan_windo
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
-GEOMETRY = (14, 21, (7, 7), (3, 3), CPU)
+GEOMETRY = (
+    14,
+    21,
+    (7, 7),
+    (3, 3),
+    CPU,
+)
 
 
 @st.composite

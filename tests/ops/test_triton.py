@@ -121,7 +121,12 @@ def cases(draw):
 
 @device
 @settings(max_examples=5)
-@given(case=cases(), has_bias=st.booleans(), has_pad=st.booleans(), scale=st.sampled_from([None, 0.0, -0.7]))
+@given(
+    case=cases(),
+    has_bias=st.booleans(),
+    has_pad=st.booleans(),
+    scale=st.sampled_from([None, 0.0, -0.7]),
+)
 def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad, scale):
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     tensors = [qkv, bias if has_bias else None, pad_kv if has_pad else None]
@@ -130,7 +135,15 @@ def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad,
 
 @device
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)], ids=str)
-@pytest.mark.parametrize('size', [(9, 15), (1, 5), (14, 18)], ids=str)
+@pytest.mark.parametrize(
+    'size',
+    [
+        (9, 15),
+        (1, 5),
+        (14, 18),
+    ],
+    ids=str,
+)
 def test_only_tokens_of_the_map_are_written(size, window, device):
     """The map needs padding, and the output has neither padding nor the strides of a larger map."""
     generator = torch.Generator().manual_seed(0)
@@ -249,7 +262,14 @@ def test_empty_batch(device):
 @device
 def test_the_same_input_gives_the_same_bits(device):
     batch, repetitions = (2, 1) if device == 'cpu' else (1000, 10)
-    case = Case((9, 12), (7, 7), (3, 3), batch, heads=2, head_dim=32)
+    case = Case(
+        (9, 12),
+        (7, 7),
+        (3, 3),
+        batch,
+        heads=2,
+        head_dim=32,
+    )
     tensors, grad = inputs(case, torch.float16, device)
     first = output_and_gradients(case, tensors, grad, 'triton')
     for _ in range(repetitions):
@@ -379,7 +399,14 @@ def test_kernels_compile_to_machine_code(capability, shared):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('window', [(7, 7), (12, 12)])
 def test_attention_scores_are_not_stored(window):
-    case = Case((168, 336), window, (3, 3), batch=8, heads=3, head_dim=32)
+    case = Case(
+        (168, 336),
+        window,
+        (3, 3),
+        batch=8,
+        heads=3,
+        head_dim=32,
+    )
     (qkv, bias, _), grad = inputs(case, torch.bfloat16, 'cuda')
     leaves = [qkv.requires_grad_(), bias.requires_grad_()]
     torch.cuda.synchronize()
@@ -394,7 +421,14 @@ def test_attention_scores_are_not_stored(window):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_maps_of_more_than_two_to_the_31_elements():
-    case = Case((96, 96), (7, 7), (3, 3), batch=820, heads=3, head_dim=32)
+    case = Case(
+        (96, 96),
+        (7, 7),
+        (3, 3),
+        batch=820,
+        heads=3,
+        head_dim=32,
+    )
     one = case._replace(batch=1)
     (qkv, bias, pad_kv), grad = inputs(one, torch.bfloat16, 'cuda')
     many = qkv.expand(case.batch, -1, -1, -1).contiguous()

@@ -33,7 +33,15 @@ def test_merge_undoes_partition(geometry, batch):
     assert torch.equal(textbook.merge(windows, size, window, shift), x)
 
 
-@pytest.mark.parametrize('window', [(1, 1), (2, 3), (7, 7), (4, 1)])
+@pytest.mark.parametrize(
+    'window',
+    [
+        (1, 1),
+        (2, 3),
+        (7, 7),
+        (4, 1),
+    ],
+)
 def test_relative_position_bias_looks_up_the_offset_of_every_pair(window):
     height, width = window
     table = torch.randn((2 * height - 1) * (2 * width - 1), 3)
