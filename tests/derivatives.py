@@ -1,9 +1,15 @@
-"""What most comparisons of networks compare: maps, and gradients of the image and the parameters."""
+"""What most comparisons of networks begin with: random images, maps, and gradients of the image and the parameters."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def doubles(*shape: int, **options: Any) -> Tensor:
+    """Return random numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, **options)
 
 
 def weights_like(out: Tensor) -> Tensor:

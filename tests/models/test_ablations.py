@@ -6,7 +6,7 @@ import torch
 from swin_dense import SwinBackbone, export_state_dict, load_checkpoint
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from tests.conftest import TINY, assert_same, equal_weights, randomize
-from tests.derivatives import maps_and_gradients
+from tests.derivatives import doubles, maps_and_gradients
 
 ROWS = {
     'no shift': {'use_shift': False},
@@ -27,7 +27,7 @@ def make(seed=0, **options):
 
 @of_every_row
 def test_every_backend_agrees_and_every_parameter_learns(options):
-    img = torch.randn(2, 3, 41, 50, dtype=torch.float64)
+    img = doubles(2, 3, 41, 50)
     model = make(**options)
     found = maps_and_gradients(model, img)
     assert_same(found, maps_and_gradients(make(**options, attn_backend='reference'), img))
@@ -49,7 +49,7 @@ def test_checkpoints_of_all_families_round_trip(options, family):
 def test_without_position_a_permutation_within_windows_permutes_the_output(has_position):
     w_msa = WindowAttention(8, 2, (4, 4), use_rel_pos_bias=has_position)
     attn = randomize(ShiftedWindowAttention(w_msa, (0, 0))).double()
-    x = torch.randn(1, 4, 4, 8, dtype=torch.float64)
+    x = doubles(1, 4, 4, 8)
     order = torch.randperm(16)
 
     def permute(x):
@@ -63,7 +63,7 @@ def test_without_position_a_permutation_within_windows_permutes_the_output(has_p
 @pytest.mark.parametrize('use_shift', [False, True])
 def test_without_shift_windows_are_independent_within_a_stage(use_shift):
     model = make(use_shift=use_shift, out_indices=(0,)).eval()
-    img = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    img = doubles(1, 3, 32, 32)
     other = img.clone()
     other[..., 16:] = 0
     of_left_windows = slice(0, 4)

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 
 from swin_dense import SwinBackbone
-from tests.derivatives import maps_and_gradients
+from tests.derivatives import doubles, maps_and_gradients
 
 TINY = {
     'embed_dims': 16,
@@ -22,9 +22,15 @@ SIZES = (
     (60, 300),
 )
 
+EXAMPLE = (torch.randn(2, 3, 50, 70),)
+
 needs_whole_graphs = pytest.mark.skipif(
     torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs, and exports only one size'
 )
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +59,7 @@ def test_further_sizes_need_one_recompilation(is_training):
 
     for size in SIZES:
         img = torch.randn(2, 3, *size)
-        torch.testing.assert_close(run(compiled, img), run(model, img), rtol=1e-4, atol=1e-5)
+        assert_close(run(compiled, img), run(model, img))
         assert counter.frame_count <= 1 + (size != SIZES[0]), size
     assert counter.frame_count == 2
 
@@ -72,7 +78,7 @@ def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias)
             parameter.requires_grad_(trains_bias or 'relative_position' not in name)
     backend = AotEagerAndRecordGraphs()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
-    img = torch.randn(2, 3, *size, dtype=torch.float64)
+    img = doubles(2, 3, *size)
     found = maps_and_gradients(compiled, img)
     torch.testing.assert_close(found, maps_and_gradients(expected, img), rtol=1e-9, atol=1e-11)
     (graph,) = backend.graphs
@@ -84,7 +90,8 @@ def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias)
 def test_on_other_devices_attention_consists_of_operations_that_are_fused():
     model = SwinBackbone(**TINY).to('meta')
     backend = AotEagerAndRecordGraphs()
-    torch.compile(model, backend=backend, fullgraph=True)(torch.empty(2, 3, 60, 70, device='meta'))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(torch.empty(2, 3, 60, 70, device='meta'))
     (graph,) = backend.graphs
     assert 'softmax' in graph.code
     assert 'scaled_dot_product_attention' not in graph.code
@@ -106,8 +113,8 @@ def test_inductor_trains_with_activation_checkpointing():
     found = []
     for network in (torch.compile(model), model):
         torch.manual_seed(0)
-        outs = network(img)
-        found.append(torch.autograd.grad(outs[0].square().mean(), list(model.parameters())))
+        loss = network(img)[0].square().mean()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
@@ -116,10 +123,10 @@ def test_inductor_trains_with_activation_checkpointing():
 def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
     model = SwinBackbone(**TINY, window_size=4).eval()
     batch = torch.export.Dim('batch', min=1, max=64)
-    program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': {0: batch}})
+    program = torch.export.export(model, EXAMPLE, dynamic_shapes={'img': {0: batch}})
     assert 'swin_dense' not in program.graph_module.code
     img = torch.randn(3, 3, 50, 70)
-    torch.testing.assert_close(program.module()(img), model(img), rtol=1e-4, atol=1e-5)
+    assert_close(program.module()(img), model(img))
 
 
 @pytest.mark.slow
@@ -129,9 +136,14 @@ def test_torchs_own_export_with_dynamic_sizes():
     from torch.fx.experimental import _config
 
     model = SwinBackbone(**TINY, window_size=4).eval()
-    sides = {axis: torch.export.Dim(name, min=1) for axis, name in ((0, 'batch'), (2, 'height'), (3, 'width'))}
+    sides = {
+        0: torch.export.Dim('batch', min=1),
+        2: torch.export.Dim('height', min=1),
+        3: torch.export.Dim('width', min=1),
+    }
     with _config.patch(backed_size_oblivious=True):
-        program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': sides})
-    for size in ((1, 3, 5, 7), (3, 3, 64, 96), (2, 3, 16, 300)):
-        img = torch.randn(size)
-        torch.testing.assert_close(program.module(check_guards=False)(img), model(img), rtol=1e-4, atol=1e-5)
+        program = torch.export.export(model, EXAMPLE, dynamic_shapes={'img': sides})
+    module = program.module(check_guards=False)
+    for batch, height, width in ((1, 5, 7), (3, 64, 96), (2, 16, 300)):
+        img = torch.randn(batch, 3, height, width)
+        assert_close(module(img), model(img))

@@ -34,7 +34,8 @@ def make(kind=SwinBackbone, **options):
 
 
 def make_input():
-    return torch.linspace(-2, 2, TOKENS * CHANNELS, dtype=torch.float64).view(1, 8, -1, CHANNELS).requires_grad_()
+    values = torch.linspace(-2, 2, TOKENS * CHANNELS, dtype=torch.float64)
+    return values.view(1, 8, -1, CHANNELS).requires_grad_()
 
 
 def gradients(block):
@@ -126,7 +127,8 @@ PARTS = ['norm1', 'attn', 'norm2', 'ffn']
 def test_what_is_called_again_in_the_backward_pass(with_cp, is_training, recomputed):
     block, calls = make(with_cp=with_cp), Counter()
     for name in PARTS:
-        block.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+        part = block.get_submodule(name)
+        part.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
     with torch.set_grad_enabled(is_training):
         out = block(make_input())
     assert calls == Counter(PARTS)
@@ -156,7 +158,8 @@ def test_compiled(kind):
 
 def test_autocast_is_the_same_in_both_computations():
     block, dtypes = make().float(), []
-    block.ffn.layers[0][0].register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
+    first_layer = block.ffn.layers[0][0]
+    first_layer.register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
     with torch.autocast('cpu', torch.bfloat16):
         out = block(make_input().float())
     out.float().sum().backward()

@@ -8,7 +8,10 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from tests.conftest import TINY, randomize
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
 # Heads of 16 channels, as the kernel needs; maps with padding, and with windows of several regions.
 OPTIONS = {**TINY, 'drop_path_rate': 0.0}
 SIZES = [
@@ -35,7 +38,10 @@ def image(*size, **options):
 
 def maps_and_gradients(model, img):
     outs = model(img)
-    factors = [torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype) for out in outs]
+    factors = []
+    for out in outs:
+        values = torch.linspace(-1, 1, out.numel(), device=out.device)
+        factors.append(values.view_as(out).to(out.dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [*outs, *torch.autograd.grad(outs, trained, factors)]
 
@@ -73,9 +79,11 @@ def assert_same_bits(found, expected):
 )
 def test_maps_and_gradients_equal_float64(options, backends, size):
     img = torch.randn(2, 3, *size)
-    truth = maps_and_gradients(build('reference', **options).double().train(), img.double())
+    exact = build('reference', **options).double().train()
+    truth = maps_and_gradients(exact, img.double())
     for backend in backends:
-        found = maps_and_gradients(build(backend, **options).cuda().train(), img.cuda())
+        model = build(backend, **options).cuda().train()
+        found = maps_and_gradients(model, img.cuda())
         assert largest_error(found, truth) < 1e-4, backend
 
 

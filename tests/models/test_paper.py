@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from tests.conftest import TINY, assert_near, randomize
-from tests.derivatives import weighted_sum
+from tests.derivatives import doubles, weighted_sum
 
 WINDOW = 4
 SIZES = [
@@ -24,7 +24,8 @@ SIZES = [
 
 
 def norm(x, state, name):
-    return F.layer_norm(x, x.shape[-1:], state[f'{name}.weight'], state[f'{name}.bias'], 1e-5)
+    weight = state[f'{name}.weight']
+    return F.layer_norm(x, weight.shape, weight, state[f'{name}.bias'], 1e-5)
 
 
 def linear(x, state, name):
@@ -45,15 +46,16 @@ def offsets():
 
 def scores_of_v1(q, k, state, name):
     """Softmax(q k^T / sqrt(d) + B), where B is looked up by the offset in a table that is ordered row by row."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
     y, x = (offsets() + WINDOW - 1).unbind(-1)
     table = state[f'{name}.relative_position_bias_table']
-    return scores + table[y * (2 * WINDOW - 1) + x].permute(2, 0, 1)
+    bias = table[y * (2 * WINDOW - 1) + x]
+    return scores + bias.permute(2, 0, 1)
 
 
 def scores_of_v2(q, k, state, name):
     """cos(q, k) / tau + B, where a network computes B from log-spaced offsets: 16 sigmoid(network)."""
-    cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+    cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
     factors = state[f'{name}.logit_scale'].clamp(max=math.log(100)).exp()
     relative = 8 * offsets().double() / (WINDOW - 1)
     spaced = relative.sign() * torch.log2(1 + relative.abs()) / math.log2(8)
@@ -62,10 +64,12 @@ def scores_of_v2(q, k, state, name):
     return cosines * factors + bias.permute(2, 0, 1)
 
 
-def padded(x):
-    """Pad a map (B, H, W, C) with zeros to whole windows."""
+def padded(x, side):
+    """Pad a map (B, H, W, C) with zeros below and at the right, to multiples of a side."""
     _, height, width, _ = x.shape
-    return F.pad(x, (0, 0, 0, -width % WINDOW, 0, -height % WINDOW))
+    below = -height % side
+    right = -width % side
+    return F.pad(x, (0, 0, 0, right, 0, below))
 
 
 def regions(height, width, shift):
@@ -78,7 +82,8 @@ def regions(height, width, shift):
 def attention(x, state, name, heads, shift, is_v2):
     """Attend within the windows of a padded and rolled map, one window after the other."""
     _, height, width, channels = x.shape
-    x = torch.roll(padded(x), (-shift, -shift), (1, 2))
+    x = padded(x, WINDOW)
+    x = torch.roll(x, (-shift, -shift), (1, 2))
     qkv = linear(x, state, f'{name}.qkv')
     if is_v2:
         q_bias, v_bias = state[f'{name}.q_bias'], state[f'{name}.v_bias']
@@ -89,29 +94,32 @@ def attention(x, state, name, heads, shift, is_v2):
         for left in range(0, width, WINDOW):
             rows, columns = slice(top, top + WINDOW), slice(left, left + WINDOW)
             tokens = qkv[:, rows, columns].flatten(1, 2)
-            q, k, v = tokens.unflatten(2, (3, heads, channels // heads)).permute(2, 0, 3, 1, 4)
+            of_heads = tokens.unflatten(2, (3, heads, channels // heads))
+            q, k, v = of_heads.permute(2, 0, 3, 1, 4)
             scores = (scores_of_v2 if is_v2 else scores_of_v1)(q, k, state, name)
             of_tokens = region[rows, columns].flatten()
             scores = scores - 100.0 * (of_tokens[:, None] != of_tokens).double()
             attended = (scores.softmax(-1) @ v).transpose(1, 2)
             out[:, rows, columns] = attended.reshape(-1, WINDOW, WINDOW, channels)
-    out = torch.roll(out, (shift, shift), (1, 2))[:, :height, :width]
+    out = torch.roll(out, (shift, shift), (1, 2))
+    out = out[:, :height, :width]
     return linear(out, state, f'{name}.proj')
 
 
 def block(x, state, name, heads, shift, is_v2):
-    attn = f'{name}.attn.w_msa'
+    def attend(x):
+        return attention(x, state, f'{name}.attn.w_msa', heads, shift, is_v2)
+
     if is_v2:
-        x = x + norm(attention(x, state, attn, heads, shift, is_v2), state, f'{name}.norm1')
+        x = x + norm(attend(x), state, f'{name}.norm1')
         return x + norm(mlp(x, state, f'{name}.ffn'), state, f'{name}.norm2')
-    x = x + attention(norm(x, state, f'{name}.norm1'), state, attn, heads, shift, is_v2)
+    x = x + attend(norm(x, state, f'{name}.norm1'))
     return x + mlp(norm(x, state, f'{name}.norm2'), state, f'{name}.ffn')
 
 
 def merge(x, state, name, is_v2):
     """Join 2x2 neighbours, with the order of mmdet's nn.Unfold: by channel, and then row by row."""
-    _, height, width, _ = x.shape
-    x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+    x = padded(x, 2)
     four = [
         x[:, 0::2, 0::2],
         x[:, 0::2, 1::2],
@@ -157,7 +165,7 @@ def test_maps_and_gradients_are_those_of_the_paper(kind, size, backend):
             attn_backend=backend,
         )
     ).double()
-    img = torch.randn(2, 3, *size, dtype=torch.float64)
+    img = doubles(2, 3, *size)
     state = {name: parameter.detach().requires_grad_() for name, parameter in model.named_parameters()}
     found = model(img)
     expected = pyramid(img, state, kind is SwinV2Backbone)

@@ -120,7 +120,8 @@ def losses_of_training(kind, size, is_half):
         optimizer.zero_grad()
         with torch.autocast('cpu', torch.float16, enabled=is_half):
             outs = model(images)
-        loss = sum((out.float() - target).square().mean() for out, target in zip(outs, targets, strict=True))
+        errors = [out.float() - target for out, target in zip(outs, targets, strict=True)]
+        loss = sum(error.square().mean() for error in errors)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

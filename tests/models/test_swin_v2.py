@@ -11,6 +11,7 @@ from swin_dense.checkpoint import CheckpointError, export_state_dict
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.swin_v2 import CosineWindowAttention
 from tests.conftest import TINY, equal_weights, needs_half, randomize
+from tests.derivatives import doubles
 
 
 def make(seed=0, **options):
@@ -18,9 +19,13 @@ def make(seed=0, **options):
     return randomize(SwinV2Backbone(**options), seed).double()
 
 
+def first_attention(model):
+    return model.stages[0].blocks[0].attn
+
+
 def position_bias(model):
     """Return the position bias of the first block."""
-    return model.stages[0].blocks[0].attn.w_msa.relative_bias(model.window_size)
+    return first_attention(model).w_msa.relative_bias(model.window_size)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +37,9 @@ def position_bias(model):
 )
 def test_low_precision_with_zero_tokens(dtype, tolerance):
     """A zero token has a zero key; normalising it in half precision must not divide by zero."""
-    attn = make(num_heads=(2, 2, 2, 2), qkv_bias=False).stages[0].blocks[1].attn
-    x = torch.randn(1, 5, 7, 16, dtype=torch.float64)
+    model = make(num_heads=(2, 2, 2, 2), qkv_bias=False)
+    attn = model.stages[0].blocks[1].attn
+    x = doubles(1, 5, 7, 16)
     x[0, 2] = 0
     expected = attn(x)
     found = attn.to(dtype)(x.to(dtype))
@@ -42,13 +48,18 @@ def test_low_precision_with_zero_tokens(dtype, tolerance):
 
 def test_scales_are_clamped_and_have_a_gradient_below():
     attn = CosineWindowAttention(8, 2, window_size=(4, 4)).double()
-    x = torch.randn(1, 4, 4, 8, dtype=torch.float64)
+    x = doubles(1, 4, 4, 8)
     with torch.no_grad():
-        attn.logit_scale[0], attn.logit_scale[1] = 100, 1
-    ShiftedWindowAttention(attn, (0, 0))(x).square().sum().backward()
-    assert attn.logit_scale.grad[0] == 0
-    assert attn.logit_scale.grad[1] != 0
-    assert torch.isclose(attn.project(x)[..., :4].norm(dim=-1), torch.tensor(100.0, dtype=torch.float64)).all()
+        attn.logit_scale[0] = 100
+        attn.logit_scale[1] = 1
+    out = ShiftedWindowAttention(attn, (0, 0))(x)
+    out.square().sum().backward()
+    of_clamped, of_free = attn.logit_scale.grad
+    assert of_clamped == 0
+    assert of_free != 0
+    queries_of_clamped = attn.project(x)[..., :4]
+    lengths = queries_of_clamped.norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, 100))
 
 
 def test_a_new_block_is_the_identity():
@@ -66,11 +77,12 @@ def test_a_new_block_is_the_identity():
 )
 def test_norms_without_weights(norm_cfg):
     model = SwinV2Backbone(**TINY, norm_cfg=norm_cfg)
-    assert all(out.isfinite().all() for out in model(torch.randn(1, 3, 40, 40)))
+    outs = model(torch.randn(1, 3, 40, 40))
+    assert all(out.isfinite().all() for out in outs)
 
 
 def test_a_window_of_one_token_gives_finite_maps():
-    outs = make(window_size=1)(torch.randn(1, 3, 9, 5, dtype=torch.float64))
+    outs = make(window_size=1)(doubles(1, 3, 9, 5))
     assert all(out.isfinite().all() for out in outs)
 
 
@@ -78,15 +90,15 @@ def test_the_pretrained_window_scales_the_offsets():
     """With pretrained_window_size, an offset of 3 tokens has the same bias in every window."""
     bias = position_bias(make(window_size=4))
     wider = position_bias(make(window_size=6, pretrained_window_size=4))
-    inside = wider.view(-1, 6, 6, 6, 6)[:, :4, :4, :4, :4].reshape(bias.shape)
-    torch.testing.assert_close(inside, bias)
+    inside = wider.view(-1, 6, 6, 6, 6)[:, :4, :4, :4, :4]
+    torch.testing.assert_close(inside.reshape(bias.shape), bias)
     assert not torch.allclose(position_bias(make(window_size=6)), wider)
 
 
 def test_a_key_bias_is_applied_also_in_the_padding():
-    attn = make().stages[0].blocks[0].attn
-    attn.w_msa.qkv.bias = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64))
-    x = torch.randn(1, 7, 10, 16, dtype=torch.float64)
+    attn = first_attention(make())
+    attn.w_msa.qkv.bias = torch.nn.Parameter(doubles(48))
+    x = doubles(1, 7, 10, 16)
     padded = torch.nn.functional.pad(x, (0, 0, 0, 2, 0, 1))
     torch.testing.assert_close(attn(x), attn(padded)[:, :7, :10])
 
@@ -149,8 +161,10 @@ def test_a_file_of_a_different_window_needs_pretrained_window_size():
 def test_a_note_says_that_the_windows_of_the_pretraining_are_unknown():
     state = dict(make(window_size=8).state_dict())
     words = 'taken to be those of the model, 6x6; if they were others'
-    assert words in str(load_checkpoint(make(window_size=6), state, log=None))
-    assert words not in str(load_checkpoint(make(window_size=6, pretrained_window_size=8), state, log=None))
+    unknown = load_checkpoint(make(window_size=6), state, log=None)
+    known = load_checkpoint(make(window_size=6, pretrained_window_size=8), state, log=None)
+    assert words in str(unknown)
+    assert words not in str(known)
 
 
 @pytest.mark.parametrize(
@@ -184,23 +198,28 @@ def test_tiles_are_exact():
 def test_files_of_simmim_name_the_position_network_rpe_mlp():
     source, backbone = make(1), make(2)
     official = export_state_dict(source, 'official')
-    state = {f'encoder.{name.replace("cpb_mlp", "rpe_mlp")}': tensor for name, tensor in official.items()}
-    report = load_checkpoint(backbone, {'model': {**state, 'encoder.mask_token': torch.zeros(1, 1, 16)}}, log=None)
+    state = {'encoder.mask_token': torch.zeros(1, 1, 16)}
+    for name, tensor in official.items():
+        renamed = name.replace('cpb_mlp', 'rpe_mlp')
+        state[f'encoder.{renamed}'] = tensor
+    report = load_checkpoint(backbone, {'model': state}, log=None)
     assert (report.family, report.version) == ('simmim', 2)
     assert equal_weights(source, backbone)
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 def test_clamped_windows_fit_inside_small_maps(kind):
-    attn = kind(**{**TINY, 'window_size': 4}, clamp_window=True).stages[0].blocks[1].attn
-
+    model = kind(**TINY, window_size=4, clamp_window=True)
+    attn = model.stages[0].blocks[1].attn
     assert attn.windows_on(5, 9) == ((4, 4), (2, 2))
     assert attn.windows_on(4, 9) == ((4, 4), (0, 0))
     assert attn.windows_on(3, 9) == ((3, 3), (0, 0))
-    assert attn(torch.randn(1, 3, 2, 16)).shape == (1, 3, 2, 16)
+    x = torch.randn(1, 3, 2, 16)
+    assert attn(x).shape == x.shape
 
 
 def test_a_clamped_window_of_v1_uses_the_biases_of_its_offsets():
     attn = randomize(WindowAttention(8, 2, window_size=(5, 5)))
-    inside = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)[:, :3, :3, :3, :3].reshape(2, 9, 9)
+    whole = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)
+    inside = whole[:, :3, :3, :3, :3].reshape(2, 9, 9)
     assert torch.equal(attn.relative_bias((3, 3)), inside)

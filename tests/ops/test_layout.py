@@ -12,6 +12,7 @@ from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.ops import context, layout
 from tests import textbook
 from tests.conftest import assert_near, randomize
+from tests.derivatives import doubles
 
 SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30))
 CHANNELS = 6
@@ -34,7 +35,7 @@ def test_neighbours_equal_the_textbook(size, stride):
 
 @given(SIZES, SIZES)
 def test_resizing_equals_torchs_interpolate(size, target):
-    position = torch.randn(1, size[0] * size[1], 3, dtype=torch.float64)
+    position = doubles(1, size[0] * size[1], 3)
     maps = position.unflatten(1, size).permute(0, 3, 1, 2)
     expected = F.interpolate(maps, target, mode='bicubic').permute(0, 2, 3, 1)
     assert_near(layout.resize_position(position, size, target), expected, 0)
@@ -79,7 +80,7 @@ def test_a_trace_is_right_at_other_sizes(kind, options, batch):
         **options,
     )
     model = randomize(model).double().eval().requires_grad_(False)
-    trace = torch.jit.trace(model, torch.randn(batch, 3, 75, 100, dtype=torch.float64))
+    trace = torch.jit.trace(model, doubles(batch, 3, 75, 100))
     for size in [(1, 1, 1), (3, 1, 300), (1, 300, 1), (4, 5, 9), (1, 28, 28), (2, 57, 199), (1, 224, 224)]:
-        img = torch.randn(size[0], 3, *size[1:], dtype=torch.float64)
+        img = doubles(size[0], 3, *size[1:])
         assert_near(trace(img), model(img), 1e-9)
