@@ -257,12 +257,14 @@ def gradients_under_autocast(model, forward, backward):
         (True, 0.1),
     ],
 )
-def test_autocast_around_forward_and_backward_passes(forward, tolerance, version):
+@pytest.mark.parametrize('with_cp', [False, 'mlp'])
+def test_autocast_around_forward_and_backward_passes(forward, tolerance, version, with_cp):
     expected = gradients_under_autocast(make('auto', version).float(), forward, False)
     distance = tolerance * expected.abs().max().item()
     for backend in ('auto', 'reference'):
         for backward in (False, True):
-            found = gradients_under_autocast(make(backend, version).float(), forward, backward)
+            model = make(backend, version, with_cp=with_cp).float()
+            found = gradients_under_autocast(model, forward, backward)
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=distance)
 
 
@@ -334,24 +336,6 @@ def test_forward_mode_gradients():
     total = model(img)[1].sum()
     (backward,) = torch.autograd.grad(total, img)
     torch.testing.assert_close(forward.sum(), (backward * tangent).sum())
-
-
-@pytest.mark.parametrize('with_cp', WITH_CP)
-@pytest.mark.parametrize('version', VERSIONS)
-def test_batched_gradients(version, with_cp):
-    model, img = make('auto', version, with_cp=with_cp), make_image()
-    out = model(img)[1]
-    vectors = doubles(3, *out.shape)
-    (batched,) = torch.autograd.grad(
-        out,
-        img,
-        vectors,
-        is_grads_batched=True,
-        retain_graph=True,
-    )
-    for vector, ours in zip(vectors, batched, strict=True):
-        (expected,) = torch.autograd.grad(out, img, vector, retain_graph=True)
-        torch.testing.assert_close(ours, expected)
 
 
 def second_order_gradients(backend, version, with_cp):

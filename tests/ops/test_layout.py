@@ -26,7 +26,8 @@ def exporting():
 def test_neighbours_equal_the_textbook(size, stride):
     x = torch.randn(2, *size, CHANNELS)
     by_neighbour = textbook.neighbours(x, stride)
-    expected = by_neighbour.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
+    by_column_row_channel = by_neighbour.unflatten(-1, (2, 2, CHANNELS))
+    expected = by_column_row_channel.permute(0, 1, 2, 5, 4, 3).flatten(3)
     assert torch.equal(layout.neighbours(x, stride), expected)
     assert layout.neighbours(x[:0], stride).shape == (0, *expected.shape[1:])
     with exporting():
@@ -47,7 +48,8 @@ def test_resizing_equals_torchs_interpolate(size, target):
 @given(SIZES, st.integers(1, 5))
 def test_images_are_padded_to_whole_patches(size, side):
     img = torch.randn(1, 2, *size)
-    expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
+    below, right = -size[0] % side, -size[1] % side
+    expected = F.pad(img, (0, right, 0, below))
     assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
     with exporting():
         assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
@@ -60,6 +62,15 @@ def test_what_needs_no_padding_is_not_copied():
     assert layout.pad_to_multiple(img, (4, 4), axis=2) is img
 
 
+OTHER_SHAPES = [
+    (1, 1, 1),
+    (3, 1, 300),
+    (1, 300, 1),
+    (4, 5, 9),
+    (1, 28, 28),
+    (2, 57, 199),
+    (1, 224, 224),
+]
 OBLONG_WINDOW = {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}
 
 
@@ -81,6 +92,6 @@ def test_a_trace_is_right_at_other_sizes(kind, options, batch):
     )
     model = randomize(model).double().eval().requires_grad_(False)
     trace = torch.jit.trace(model, doubles(batch, 3, 75, 100))
-    for size in [(1, 1, 1), (3, 1, 300), (1, 300, 1), (4, 5, 9), (1, 28, 28), (2, 57, 199), (1, 224, 224)]:
-        img = doubles(size[0], 3, *size[1:])
+    for count, height, width in OTHER_SHAPES:
+        img = doubles(count, 3, height, width)
         assert_near(trace(img), model(img), 1e-9)

@@ -66,8 +66,10 @@ def calls(monkeypatch):
 
 def tensors(has_bias=True, **options):
     """Return a map of 6 tokens, and the parameters of a layer from 7 to 5 channels."""
+    x = torch.randn(2, 3, 7, **options)
+    weight = torch.randn(5, 7, **options)
     bias = torch.randn(5, **options) if has_bias else None
-    return torch.randn(2, 3, 7, **options), torch.randn(5, 7, **options), bias
+    return x, weight, bias
 
 
 def derivatives(function, *tensors):
@@ -81,8 +83,12 @@ def derivatives(function, *tensors):
 
 def exact(*tensors):
     """Return the derivatives of torch's layer in float64."""
-    doubles = [None if tensor is None else tensor.double().detach().requires_grad_() for tensor in tensors]
-    return derivatives(F.linear, *doubles)
+    leaves = []
+    for tensor in tensors:
+        if tensor is not None:
+            tensor = tensor.double().detach().requires_grad_()
+        leaves.append(tensor)
+    return derivatives(F.linear, *leaves)
 
 
 def assert_close(found, expected):
@@ -107,7 +113,11 @@ def test_equals_the_linear_layer_of_torch(calls, x, weight, has_bias):
 def sizes_kept_by(layer, tensors):
     """Return the sizes of the tensors that autograd keeps for the backward pass of a layer."""
     sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()), lambda _: None):
+
+    def keep(tensor):
+        sizes.append(tensor.numel())
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
         layer(*tensors)
     return sizes
 
@@ -213,7 +223,8 @@ def test_compilers_see_one_operator(has_bias):
     compiled = torch.compile(linear, backend=backend, fullgraph=True)
     leaves = tensors(has_bias, requires_grad=True)
     out = compiled(*leaves)
-    found = [out, *torch.autograd.grad(out.pow(3).sum(), [x for x in leaves if x is not None])]
+    wanted = [x for x in leaves if x is not None]
+    found = [out, *torch.autograd.grad(out.pow(3).sum(), wanted)]
     assert_close(found, exact(*leaves)[: len(found)])
     for (graph,) in (backend.fw_graphs, backend.bw_graphs):
         assert operators(graph.graph).count('swin_dense.linear.default') == 1
@@ -231,7 +242,12 @@ def test_the_operator_passes_the_checks_of_torch(has_bias):
 def test_a_bias_with_a_stride(calls):
     """oneDNN would read the next numbers in memory, for a stride of zero beyond the end."""
     layer, x = Linear(7, 5), torch.randn(3, 7)
-    for bias in (torch.randn(10)[::2], torch.randn(5, 4)[:, 1], torch.randn(1).expand(5)):
+    strided = [
+        torch.randn(10)[::2],
+        torch.randn(5, 4)[:, 1],
+        torch.randn(1).expand(5),
+    ]
+    for bias in strided:
         expected = x @ layer.weight.T + bias
         torch.testing.assert_close(torch.func.functional_call(layer, {'bias': bias}, (x,)), expected)
         layer.bias = nn.Parameter(bias)
@@ -261,7 +277,7 @@ def test_all_linear_layers_of_a_backbone_are_called(calls, kind):
     model = randomize(kind(**TINY)).eval()
     layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and 'cpb' not in name]
     outs = model(torch.ones(1, 3, 64, 64))
-    expected = model.double()(torch.ones(1, 3, 64, 64, dtype=torch.float64))
+    expected = model.double()(torch.ones(1, 3, 64, 64).double())
     for out, want in zip(outs, expected, strict=True):
         assert_near(out.double(), want, 1e-4)
     blocks = sum(TINY['depths'])
@@ -381,6 +397,7 @@ def test_threads_and_forked_processes(calls):
             torch.testing.assert_close(list(pool.map(layer, inputs)), expected)
     process = os.fork() if hasattr(os, 'fork') else None
     if process == 0:
-        os._exit(0 if torch.allclose(layer(inputs[0]), expected[0], atol=1e-5) else 1)
+        is_right = torch.allclose(layer(inputs[0]), expected[0], atol=1e-5)
+        os._exit(not is_right)
     assert process is None or os.waitpid(process, 0)[1] == 0
     assert len(calls) == len(inputs)

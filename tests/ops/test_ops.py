@@ -49,11 +49,12 @@ class Inputs(NamedTuple):
 
 @st.composite
 def cases(draw):
-    window = draw(st.tuples(st.integers(2, 16), st.integers(2, 16)))
+    sides = st.integers(2, 16)
+    window = draw(sides), draw(sides)
     return Case(
-        size=draw(st.tuples(st.integers(1, 30), st.integers(1, 30))),
+        size=(draw(st.integers(1, 30)), draw(st.integers(1, 30))),
         window=window,
-        shift=draw(st.tuples(st.integers(0, window[0] - 1), st.integers(0, window[1] - 1))),
+        shift=tuple(draw(st.integers(0, side - 1)) for side in window),
         batch=draw(st.integers(0, 3)),
         has_relative_bias=draw(st.booleans()),
         has_bias=draw(st.booleans()),
@@ -85,7 +86,9 @@ def attend(inputs, spec, backend, attn_drop=None):
         # A padding token is zero, so its keys and values are the bias of the layer.
         pad_kv = None if inputs.bias is None else inputs.bias[channels:]
         return textbook.window_attention(inputs.project(x), inputs.relative_bias, pad_kv, spec)
-    x = F.pad(x, (0, 0, 0, -width % spec.window[1], 0, -height % spec.window[0]))
+    below = -height % spec.window[0]
+    right = -width % spec.window[1]
+    x = F.pad(x, (0, 0, 0, right, 0, below))
     attn_drop = attn_drop or nn.Dropout(0.0)
     out = window_attention(x, inputs.project, inputs.relative_bias, spec, attn_drop, backend)
     return out[:, :height, :width]
@@ -185,7 +188,8 @@ def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(monkeypatch, dt
 
 @ON_A_CPU
 def test_threads_with_different_sizes_get_right_answers(backend):
-    cases = [make_inputs(Case((9 + i, 20 - i), (4, 4), (2, 2)), torch.float32) for i in range(8)]
+    sizes = [(9 + i, 20 - i) for i in range(8)]
+    cases = [make_inputs(Case(size, (4, 4), (2, 2)), torch.float32) for size in sizes]
     expected = [attend(*case, 'textbook').detach() for case in cases]
     gathered.cached_plan.cache_clear()
 
@@ -220,9 +224,11 @@ def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
     monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', True)
     inputs, spec = make_inputs(SMALL, torch.bfloat16)
     expected = attend(inputs, spec, 'textbook').detach().float()
+    dropout = nn.Dropout(0.3)
     with torch.no_grad():
-        outs = torch.stack([attend(inputs, spec, 'sdpa', nn.Dropout(0.3)).float() for _ in range(2000)])
-    assert_dropout_keeps_the_mean(outs, expected, rounding=2**-7 * float(expected.abs().max()))
+        outs = torch.stack([attend(inputs, spec, 'sdpa', dropout).float() for _ in range(2000)])
+    rounding = 2**-7 * float(expected.abs().max())
+    assert_dropout_keeps_the_mean(outs, expected, rounding)
 
 
 @ON_A_CPU
@@ -233,7 +239,8 @@ def test_dropout_keeps_the_mean_in_training_only(backend, with_gradients):
     dropout = nn.Dropout(0.3)
     with torch.set_grad_enabled(with_gradients):
         outs = torch.stack([attend(inputs, spec, backend, dropout).detach() for _ in range(2000)])
-        torch.testing.assert_close(attend(inputs, spec, backend, dropout.eval()).detach(), expected)
+        in_evaluation = attend(inputs, spec, backend, dropout.eval())
+    torch.testing.assert_close(in_evaluation.detach(), expected)
     assert_dropout_keeps_the_mean(outs, expected)
 
 
@@ -263,7 +270,8 @@ class HalfDropout(nn.Dropout):
 @pytest.mark.parametrize('kind', [Half, HalfDropout])
 def test_another_module_in_place_of_dropout_is_called(backend, kind):
     inputs, spec = make_inputs(PADDED)
-    torch.testing.assert_close(attend(inputs, spec, backend, kind()), attend(inputs, spec, 'textbook') / 2)
+    found = attend(inputs, spec, backend, kind())
+    torch.testing.assert_close(found, attend(inputs, spec, 'textbook') / 2)
 
 
 def test_an_unknown_backend():

@@ -15,8 +15,8 @@ from tests import textbook
 @st.composite
 def geometries(draw):
     """Draw sizes, windows and shifts, including maps smaller than a window and non-square windows."""
-    size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
-    window = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    size = draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    window = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
     return size, window, shift
 
