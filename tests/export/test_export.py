@@ -19,7 +19,12 @@ from tests.models.test_ablations import ROWS
 
 needs_onnx = needs('onnxruntime')
 
-TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+TINY = {
+    'embed_dims': 16,
+    'depths': (1, 2),
+    'num_heads': (1, 2),
+    'strides': (4, 2),
+}
 # (batch, height, width): smaller than a patch or a window, odd, long and thin, multiples of patch and window.
 SHAPES = [
     (1, 1, 1),
@@ -89,7 +94,13 @@ def test_pooling_equals_torchs(height, width, rows, columns):
     torch.testing.assert_close(RecordedPool(rows, columns)(x), expected)
 
 
-@pytest.mark.parametrize(('version', 'dynamic'), [('2.9.1', True), ('2.8.0', False)])
+@pytest.mark.parametrize(
+    ('version', 'dynamic'),
+    [
+        ('2.9.1', True),
+        ('2.8.0', False),
+    ],
+)
 def test_a_torch_that_cannot_write_a_file_is_refused_by_name(version, dynamic, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, '__version__', version)
     with pytest.raises(ImportError, match=rf'2\.10 or later.*2\.9, got {version}'):
@@ -101,7 +112,14 @@ def test_a_torch_that_cannot_write_a_file_is_refused_by_name(version, dynamic, t
 @needs_onnx
 @pytest.mark.parametrize('shapes', [SHAPES[::3], pytest.param(SHAPES, marks=pytest.mark.long)], ids=['some', 'all'])
 def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path, shapes):
-    model = Pooled(build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,)))
+    model = Pooled(
+        build(
+            window_size=(5, 7),
+            use_abs_pos_embed=True,
+            pretrain_img_size=40,
+            out_indices=(1,),
+        )
+    )
     path = tmp_path / 'a b.onnx'
     exported = export_model(model, path, size=(75, 100))
     assert len(exported.errors) == 3
@@ -131,7 +149,13 @@ def test_dynamic_program_is_right_at_every_size(tmp_path, model):
     'model',
     [
         build(use_abs_pos_embed=True, pretrain_img_size=40),
-        build(depths=(2, 1), window_size=(5, 12), patch_size=2, strides=(2, 3), out_indices=(0,)),
+        build(
+            depths=(2, 1),
+            window_size=(5, 12),
+            patch_size=2,
+            strides=(2, 3),
+            out_indices=(0,),
+        ),
         v2(),
         Classifier(build(qkv_bias=False, use_rel_pos_bias=False, use_shift=False)).eval(),
         build(**ROWS['no appearance']),
@@ -158,7 +182,14 @@ class TestStatic:
         import onnx
 
         path = tmp_path / 'x.onnx'
-        export_model(self.MODEL, path, dynamic=False, size=self.SIZE, batch=None, check=False)
+        export_model(
+            self.MODEL,
+            path,
+            dynamic=False,
+            size=self.SIZE,
+            batch=None,
+            check=False,
+        )
         graph = onnx.load(path).graph
         axes = graph.input[0].type.tensor_type.shape.dim
         assert [axis.dim_param or axis.dim_value for axis in axes] == ['batch', 3, *self.SIZE]
@@ -299,7 +330,12 @@ def test_bad_models(tmp_path):
 
 def test_the_command(tmp_path, capsys):
     checkpoint, path = tmp_path / 'tiny.pth', tmp_path / 'my model.ts'
-    small = SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)
+    small = SwinBackbone(
+        embed_dims=16,
+        depths=(1, 1, 1, 1),
+        num_heads=(1, 2, 4, 8),
+        window_size=4,
+    )
     torch.save({'model': small.state_dict()}, checkpoint)
     assert main(['export', str(checkpoint), '--out', str(path), '--size', '40', '64']) == 0
     assert path.is_file()

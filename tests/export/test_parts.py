@@ -94,7 +94,13 @@ class Kept(nn.Module):
 
 @pytest.mark.parametrize('clamp', [True, False])
 def test_stored_values_are_normalised(clamp):
-    how = Normalization(mean=(0.1, 0.2), std=(0.5, 0.25), scale=(10.0, 20.0), bands=(2, 0), clamp=clamp)
+    how = Normalization(
+        mean=(0.1, 0.2),
+        std=(0.5, 0.25),
+        scale=(10.0, 20.0),
+        bands=(2, 0),
+        clamp=clamp,
+    )
     img = torch.tensor([3.0, 99.0, 7.0]).view(1, 3, 1, 1)
     found = export.Normalized(Kept(), how, build(in_channels=2))(img)
     expected = [(7 / 10 - 0.1) / 0.5, (3 / 20 - 0.2) / 0.25]

@@ -88,7 +88,15 @@ def test_nms_keeps_the_boxes_of_compiled_mmcv_in_its_order(both, number, offset)
         assert compiled[1].tolist() == plain[1].tolist()
 
 
-@pytest.mark.parametrize('options', [{}, {'class_agnostic': True}, {'split_thr': 100}, {'max_num': 20}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'class_agnostic': True},
+        {'split_thr': 100},
+        {'max_num': 20},
+    ],
+)
 def test_batched_nms_keeps_the_boxes_of_compiled_mmcv(both, options):
     boxes = random_boxes(900)
     scores = torch.randint(50, (900,)) / 50
@@ -103,7 +111,15 @@ def test_soft_nms_chooses_the_boxes_of_compiled_mmcv_in_its_order(both, method):
     for levels, min_score in itertools.product([3, 10**6], [1e-3, 0.2]):
         boxes = random_boxes(400, rounded=True) + torch.tensor([0, 0, 1, 1])
         scores = torch.randint(levels, (400,)) / levels
-        nms = functools.partial(ops.soft_nms, boxes, scores, 0.3, min_score=min_score, method=method, offset=1)
+        nms = functools.partial(
+            ops.soft_nms,
+            boxes,
+            scores,
+            0.3,
+            min_score=min_score,
+            method=method,
+            offset=1,
+        )
         compiled, plain = both(nms)
         assert compiled[1].tolist() == plain[1].tolist()
         torch.testing.assert_close(plain[0], compiled[0], rtol=1e-6, atol=1e-7)
@@ -126,7 +142,14 @@ def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain, method, facto
         ]
     )
     scores = torch.tensor([0.9, 0.8, 0.7])
-    dets, indices = ops.soft_nms(boxes, scores, 0.4, sigma=0.4, min_score=-1, method=method)
+    dets, indices = ops.soft_nms(
+        boxes,
+        scores,
+        0.4,
+        sigma=0.4,
+        min_score=-1,
+        method=method,
+    )
     found = dict(zip(indices.tolist(), dets[:, 4].tolist(), strict=True))
     assert found == pytest.approx({0: 0.9, 1: 0.8 * factor, 2: 0.7})
     assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
@@ -315,7 +338,13 @@ def test_deformable_convolutions_without_offsets_are_convolutions(plain, has_mas
     torch.testing.assert_close(found, F.conv2d(input, weight, bias, **others))
 
 
-@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 2e-6), (torch.float64, 1e-11)])
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'),
+    [
+        (torch.float32, 2e-6),
+        (torch.float64, 1e-11),
+    ],
+)
 @pytest.mark.parametrize('has_mask', [False, True])
 def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtype, tolerance):
     """Where the derivative is not continuous, and where training begins."""
@@ -390,7 +419,14 @@ def test_deformable_attention_equals_its_definition(plain):
 # PSANet, CARAFE and guided anchoring
 
 
-@pytest.mark.parametrize('mask_size', [(9, 13), (5, 3), (1, 1)])
+@pytest.mark.parametrize(
+    'mask_size',
+    [
+        (9, 13),
+        (5, 3),
+        (1, 1),
+    ],
+)
 @pytest.mark.parametrize('psa_type', [0, 1])
 def test_psa_masks_equal_those_of_compiled_mmcv(both, psa_type, mask_size):
     input = doubles(2, math.prod(mask_size), 5, 7)
@@ -409,7 +445,14 @@ def test_psa_masks_equal_their_definition(plain, psa_type):
     assert psa_mask(input, psa_type, (5, 3)).view(expected.shape).equal(expected)
 
 
-@pytest.mark.parametrize(('kernel', 'groups', 'scale'), [(3, 1, 2), (5, 2, 2), (1, 3, 3)])
+@pytest.mark.parametrize(
+    ('kernel', 'groups', 'scale'),
+    [
+        (3, 1, 2),
+        (5, 2, 2),
+        (1, 3, 3),
+    ],
+)
 def test_carafe_equals_its_definition(plain, kernel, groups, scale):
     features = doubles(2, 6, 4, 5)
     masks = doubles(2, groups * kernel**2, 4 * scale, 5 * scale)
@@ -489,7 +532,16 @@ def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
     calls = [
         lambda: [ops.nms(boxes, scores, 0.5)[1]],
         lambda: with_gradients(lambda x: ops.roi_align(x, rois, (2, 3), 0.5, 2, 'avg', True), input),
-        lambda: with_gradients(deform_conv(True, stride=2, padding=1, groups=2, deform_groups=3), *inputs),
+        lambda: with_gradients(
+            deform_conv(
+                True,
+                stride=2,
+                padding=1,
+                groups=2,
+                deform_groups=3,
+            ),
+            *inputs,
+        ),
     ]
     expected = [call() for call in calls]
     called = []
@@ -505,7 +557,13 @@ def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
     def deform_conv2d(input, offset, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), mask=None):
         called.append('deform_conv2d')
         monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: None)
-        settings = {'stride': stride, 'padding': padding, 'dilation': dilation, 'groups': 2, 'deform_groups': 3}
+        settings = {
+            'stride': stride,
+            'padding': padding,
+            'dilation': dilation,
+            'groups': 2,
+            'deform_groups': 3,
+        }
         output = PLAIN._deform_conv(input, weight, offset, mask, bias, **settings)
         monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: fake)
         return output
