@@ -21,7 +21,8 @@ from tests.mmcv_lite_ops.conftest import PLAIN
 
 def random_boxes(number, side=100.0, rounded=False):
     corner = torch.rand(number, 2) * side
-    boxes = torch.cat([corner, corner + torch.rand(number, 2) * side / 3], 1)
+    size = torch.rand(number, 2) * side / 3
+    boxes = torch.cat([corner, corner + size], 1)
     return boxes.round() if rounded else boxes
 
 
@@ -29,7 +30,8 @@ def random_rois(number, images, side):
     """RoIs of which some begin before the map and some end after it, and one is a point."""
     boxes = random_boxes(number, side * 1.3) - side * 0.15
     boxes[0, 2:] = boxes[0, :2]
-    return torch.cat([torch.randint(images, (number, 1)).float(), boxes], 1)
+    indices = torch.randint(images, (number, 1)).float()
+    return torch.cat([indices, boxes], 1)
 
 
 def doubles(*shape):
@@ -40,14 +42,23 @@ def with_gradients(function, *inputs):
     """Return the output of a function, and the gradients of its inputs for a random gradient of the output."""
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     output = function(*inputs)
-    weights = torch.rand(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(output.shape, generator=generator).to(output)
+    gradients = torch.autograd.grad((output * weights).sum(), inputs)
+    return [output.detach(), *gradients]
 
 
 def assert_near(found, expected, tolerance=1e-12):
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+        largest = float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * largest)
+
+
+def assert_like_compiled(both, function, *inputs, tolerance=1e-12):
+    """Compare the output and the gradients of a function with those by compiled mmcv."""
+    compiled, plain = both(lambda: with_gradients(function, *inputs))
+    assert_near(plain, compiled, tolerance)
 
 
 # Non-maximum suppression
@@ -62,9 +73,14 @@ def kept_by_loops(boxes, scores, threshold):
 
 
 def iou(a, b):
-    width, height = (max(0, min(a[2 + d], b[2 + d]) - max(a[d], b[d])) for d in (0, 1))
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
-    return width * height / (sum(areas) - width * height)
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(0, width) * max(0, height)
+    return shared / (area(a) + area(b) - shared)
+
+
+def area(box):
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 @pytest.mark.parametrize('number', [0, 1, 60, 300])
@@ -79,8 +95,7 @@ def test_nms_keeps_what_its_definition_keeps(plain, number):
 def test_nms_keeps_the_boxes_of_compiled_mmcv_in_its_order(both, number, offset):
     """Also with equal scores, and with overlaps at the threshold."""
     side = 40 if number < 200 else 150
-    for seed, (levels, threshold) in enumerate(itertools.product([2, 30, 10**6], [0.1, 0.5, 0.7])):
-        torch.manual_seed(seed)
+    for levels, threshold in itertools.product([2, 30, 10**6], [0.1, 0.5, 0.7]):
         boxes = random_boxes(number, side, rounded=True)  # also boxes without an area
         scores = torch.randint(levels, (number,)) / levels
         nms = functools.partial(ops.nms, boxes, scores, threshold, offset)
@@ -101,7 +116,8 @@ def test_batched_nms_keeps_the_boxes_of_compiled_mmcv(both, options):
     boxes = random_boxes(900)
     scores = torch.randint(50, (900,)) / 50
     classes = torch.randint(7, (900,))
-    compiled, plain = both(lambda: ops.batched_nms(boxes, scores, classes, {'iou_threshold': 0.5, **options}))
+    options = {'iou_threshold': 0.5, **options}
+    compiled, plain = both(lambda: ops.batched_nms(boxes, scores, classes, options))
     assert compiled[1].tolist() == plain[1].tolist()
     assert compiled[0].equal(plain[0])
 
@@ -156,18 +172,20 @@ def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain, method, facto
 
 
 def test_nms_match_groups_boxes_like_compiled_mmcv(both):
-    for seed in range(5):
-        torch.manual_seed(seed)
-        boxes = torch.cat([random_boxes(200, rounded=True), torch.randint(20, (200, 1)) / 20], 1)
+    for _ in range(5):
+        scores = torch.randint(20, (200, 1)) / 20
+        boxes = torch.cat([random_boxes(200, rounded=True), scores], 1)
         compiled, plain = both(functools.partial(ops.nms_match, boxes, 0.3))
         assert [group.tolist() for group in compiled] == [group.tolist() for group in plain]
 
 
 def test_nms_match_puts_each_box_into_one_group(plain):
-    boxes = torch.cat([random_boxes(80), torch.rand(80, 1)], 1)
-    groups = [group.tolist() for group in ops.nms_match(boxes, 0.3)]
+    boxes, scores = random_boxes(80), torch.rand(80)
+    found = ops.nms_match(torch.cat([boxes, scores[:, None]], 1), 0.3)
+    groups = [group.tolist() for group in found]
     assert sorted(itertools.chain(*groups)) == list(range(80))
-    assert [group[0] for group in groups] == kept_by_loops(boxes[:, :4].tolist(), boxes[:, 4].tolist(), 0.3)
+    kept = kept_by_loops(boxes.tolist(), scores.tolist(), 0.3)
+    assert [group[0] for group in groups] == kept
 
 
 # RoIAlign
@@ -207,7 +225,13 @@ def roi_align(rois, bins, scale, ratio=0, aligned=True):
 
 
 of_roi_align = pytest.mark.parametrize(
-    ('ratio', 'aligned', 'bins'), list(itertools.product([0, 2], [True, False], [(7, 7), (2, 3)]))
+    ('ratio', 'aligned', 'bins'),
+    [
+        (0, True, (7, 7)),
+        (0, False, (2, 3)),
+        (2, True, (2, 3)),
+        (2, False, (7, 7)),
+    ],
 )
 
 
@@ -215,8 +239,9 @@ of_roi_align = pytest.mark.parametrize(
 def test_roi_align_equals_its_definition(plain, ratio, aligned, bins):
     input = doubles(2, 3, 19, 30)
     rois = random_rois(20, images=2, side=80).double()
-    found = with_gradients(roi_align(rois, bins, 0.25, ratio, aligned), input)
-    expected = with_gradients(lambda input: roi_align_by_loops(input, rois, bins, 0.25, ratio, aligned), input)
+    options = rois, bins, 0.25, ratio, aligned
+    found = with_gradients(roi_align(*options), input)
+    expected = with_gradients(lambda input: roi_align_by_loops(input, *options), input)
     assert_near(found, expected)
 
 
@@ -224,14 +249,13 @@ def test_roi_align_equals_its_definition(plain, ratio, aligned, bins):
 def test_roi_align_equals_compiled_mmcv(both, ratio, aligned, bins):
     input = doubles(2, 5, 19, 30)
     rois = random_rois(300, images=2, side=80).double()
-    compiled, plain = both(lambda: with_gradients(roi_align(rois, bins, 0.25, ratio, aligned), input))
-    assert_near(plain, compiled)
+    assert_like_compiled(both, roi_align(rois, bins, 0.25, ratio, aligned), input)
 
 
 def test_roi_align_in_float32_equals_compiled_mmcv(both):
-    input, rois = torch.randn(2, 64, 50, 84), random_rois(200, images=2, side=400)
-    compiled, plain = both(lambda: with_gradients(roi_align(rois, 7, 0.125), input))
-    assert_near(plain, compiled, tolerance=2e-6)
+    input = torch.randn(2, 64, 50, 84)
+    rois = random_rois(200, images=2, side=400)
+    assert_like_compiled(both, roi_align(rois, 7, 0.125), input, tolerance=2e-6)
 
 
 @pytest.mark.parametrize('channels', [1, 3])
@@ -247,16 +271,24 @@ def test_masks_are_cropped_like_with_compiled_mmcv(both, channels):
 def test_roi_align_of_no_rois_and_outside_of_the_map_is_empty_and_zero(plain):
     input = torch.ones(1, 2, 8, 8, requires_grad=True)
     assert ops.roi_align(input, torch.zeros(0, 5), 7, 1.0).shape == (0, 2, 7, 7)
-    outside = ops.roi_align(input, torch.tensor([[0.0, 20, 20, 30, 30], [0, -30, -30, -20, -20]]), 7, 1.0)
+    rois = [[0.0, 20, 20, 30, 30], [0.0, -30, -30, -20, -20]]
+    outside = ops.roi_align(input, torch.tensor(rois), 7, 1.0)
     outside.sum().backward()
     assert not outside.any()
     assert not input.grad.any()
 
 
-@pytest.mark.parametrize('corners', [[5.0, 0, 4, 9], [0, 0, math.nan, 9], [0, 0, math.inf, 9]])
+@pytest.mark.parametrize(
+    'corners',
+    [
+        [5.0, 0, 4, 9],
+        [0, 0, math.nan, 9],
+        [0, 0, math.inf, 9],
+    ],
+)
 def test_roi_align_refuses_rois_that_are_no_boxes(plain, corners):
     with pytest.raises(ValueError, match='RoIs must be finite, with x1 <= x2'):
-        ops.roi_align(torch.ones(1, 2, 8, 8), torch.tensor([[0, *corners]]), 7, 1.0)
+        roi_align(torch.tensor([[0, *corners]]), 7, 1.0)(torch.ones(1, 2, 8, 8))
 
 
 def test_roi_align_in_half_precision_is_computed_in_float32(plain):
@@ -271,6 +303,10 @@ def test_roi_align_in_half_precision_is_computed_in_float32(plain):
 # Focal loss
 
 
+def focal_loss(target, gamma=2.0, alpha=0.25, weight=None):
+    return lambda logits: ops.sigmoid_focal_loss(logits, target, gamma, alpha, weight, 'none')
+
+
 @pytest.mark.parametrize('has_weight', [False, True])
 def test_focal_loss_equals_mmdets_in_python(plain, has_weight):
     logits, target = 4 * doubles(50, 6), torch.randint(7, (50,))  # 6 is the background
@@ -283,14 +319,15 @@ def test_focal_loss_equals_mmdets_in_python(plain, has_weight):
             loss = loss * of_targets[:, None]
         return loss
 
-    found = with_gradients(lambda x: ops.sigmoid_focal_loss(x, target, 2.0, 0.25, weight, 'none'), logits)
+    found = with_gradients(focal_loss(target, 2.0, 0.25, weight), logits)
     # mmcv multiplies the gradient of each class by the gradient of its loss.
     assert_near(found, with_gradients(in_python, logits), tolerance=1e-9)
 
 
 def test_focal_loss_of_large_logits_is_exact(plain):
     logits = torch.tensor([[90.0], [-90.0], [30.0]])
-    loss = ops.sigmoid_focal_loss(logits, torch.tensor([1, 0, 1]), 2.0, 0.25, None, 'none')  # class 1 is the background
+    target = torch.tensor([1, 0, 1])  # class 1 is the background
+    loss = focal_loss(target)(logits)
     assert loss[:, 0].tolist() == pytest.approx([0.75 * 90, 0.25 * 90, 0.75 * 30])
 
 
@@ -305,11 +342,14 @@ CONVOLUTIONS = [
 
 
 def convolution_inputs(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
-    input, weight = torch.randn(2, 6, 11, 13), torch.randn(8, 6 // groups, 3, 3)
-    out = F.conv2d(input, weight, None, stride, padding, dilation, groups).shape[2:]
-    offset = torch.randn(2, deform_groups * 18, *out) * 3
-    more = [torch.rand(2, deform_groups * 9, *out), weight, torch.randn(8)] if has_mask else [weight]
-    return [tensor.double() for tensor in (input, offset, *more)]
+    input = doubles(2, 6, 11, 13)
+    weight = doubles(8, 6 // groups, 3, 3)
+    size = F.conv2d(input, weight, None, stride, padding, dilation, groups).shape[2:]
+    offset = 3 * doubles(2, deform_groups * 18, *size)
+    if not has_mask:
+        return [input, offset, weight]
+    mask = torch.rand(2, deform_groups * 9, *size, dtype=torch.float64)
+    return [input, offset, mask, weight, doubles(8)]
 
 
 def deform_conv(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
@@ -322,8 +362,7 @@ def deform_conv(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_grou
 @pytest.mark.parametrize('has_mask', [False, True])
 def test_deformable_convolutions_equal_compiled_mmcv(both, has_mask, options):
     inputs = convolution_inputs(has_mask, **options)
-    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, **options), *inputs))
-    assert_near(plain, compiled, tolerance=1e-11)
+    assert_like_compiled(both, deform_conv(has_mask, **options), *inputs, tolerance=1e-11)
 
 
 @pytest.mark.parametrize('options', CONVOLUTIONS)
@@ -350,24 +389,24 @@ def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtyp
     """Where the derivative is not continuous, and where training begins."""
     input, offset, *more = (tensor.to(dtype) for tensor in convolution_inputs(has_mask, padding=1))
     inputs = input, offset.round(), *more
-    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, padding=1), *inputs))
-    assert_near(plain, compiled, tolerance)
+    assert_like_compiled(both, deform_conv(has_mask, padding=1), *inputs, tolerance=tolerance)
 
 
 def test_an_offset_of_one_pixel_reads_the_next_pixel(plain):
     input, offset, weight = convolution_inputs(False)
     offset[:, ::2] = 1  # y
     offset[:, 1::2] = -1  # x
-    moved = F.pad(input, (1, 0, 0, 1))[:, :, 1:, :-1]
-    torch.testing.assert_close(ops.deform_conv2d(input, offset, weight), F.conv2d(moved, weight))
+    moved = F.pad(input, (1, 0, 0, 1))[..., 1:, :-1]
+    found = ops.deform_conv2d(input, offset, weight)
+    torch.testing.assert_close(found, F.conv2d(moved, weight))
 
 
 @pytest.mark.parametrize('options', CONVOLUTIONS)
 def test_an_offset_of_a_larger_map_is_read_like_by_compiled_mmcv(both, options):
     input, offset, mask, *parameters = convolution_inputs(True, **options)
     larger = [F.pad(x, (0, 4, 0, 3), value=0.3) for x in (offset, mask)]
-    compiled, plain = both(lambda: with_gradients(deform_conv(True, **options), input, *larger, *parameters))
-    assert_near(plain, compiled, tolerance=1e-11)
+    inputs = input, *larger, *parameters
+    assert_like_compiled(both, deform_conv(True, **options), *inputs, tolerance=1e-11)
 
 
 def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
@@ -386,13 +425,15 @@ def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
 def attention_by_loops(value, sizes, locations, weights):
     output = value.new_zeros(*weights.shape[:3], value.shape[3])
     values = value.split([height * width for height, width in sizes], 1)
-    for b, q, head, level, point in itertools.product(*map(range, weights.shape)):
+    for place in itertools.product(*map(range, weights.shape)):
+        b, q, head, level, _ = place
         height, width = sizes[level]
-        x, y = locations[b, q, head, level, point] * locations.new_tensor([width, height]) - 0.5
+        x = float(locations[place][0]) * width - 0.5
+        y = float(locations[place][1]) * height - 0.5
         image = values[level][b, :, head].T.unflatten(1, (height, width))
         image = F.pad(image, (1, 1, 1, 1))
         if -1 <= y <= height and -1 <= x <= width:
-            output[b, q, head] += weights[b, q, head, level, point] * read(image, float(y) + 1, float(x) + 1)
+            output[b, q, head] += weights[place] * read(image, y + 1, x + 1)
     return output.flatten(2)
 
 
@@ -405,7 +446,7 @@ def attention_inputs():
 
 
 def attend(sizes):
-    start = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)[:-1]])
+    start = sizes.prod(1).cumsum(0) - sizes.prod(1)
     operator = MultiScaleDeformableAttnFunction
     return lambda value, locations, weights: operator.apply(value, sizes, start, locations, weights, 64)
 
@@ -430,18 +471,21 @@ def test_deformable_attention_equals_its_definition(plain):
 @pytest.mark.parametrize('psa_type', [0, 1])
 def test_psa_masks_equal_those_of_compiled_mmcv(both, psa_type, mask_size):
     input = doubles(2, math.prod(mask_size), 5, 7)
-    compiled, plain = both(lambda: with_gradients(lambda input: psa_mask(input, psa_type, mask_size), input))
-    assert_near(plain, compiled)
+    assert_like_compiled(both, lambda input: psa_mask(input, psa_type, mask_size), input)
 
 
 @pytest.mark.parametrize('psa_type', [0, 1])
 def test_psa_masks_equal_their_definition(plain, psa_type):
-    input, expected = torch.randn(2, 15, 4, 6), torch.zeros(2, 4, 6, 4, 6)
+    input = torch.randn(2, 15, 4, 6)
+    expected = torch.zeros(2, 4, 6, 4, 6)
     for y, x, i, j in itertools.product(range(4), range(6), range(4), range(6)):
         row, column = i - y + 2, j - x + 1
         if 0 <= row < 5 and 0 <= column < 3:
-            place = (i, j, y, x) if psa_type == 0 else (y, x, i, j)
-            expected[(slice(None), *place)] = input[:, row * 3 + column, y, x]
+            values = input[:, row * 3 + column, y, x]
+            if psa_type == 0:
+                expected[:, i, j, y, x] = values
+            else:
+                expected[:, y, x, i, j] = values
     assert psa_mask(input, psa_type, (5, 3)).view(expected.shape).equal(expected)
 
 
@@ -472,10 +516,12 @@ def test_carafe_equals_its_definition(plain, kernel, groups, scale):
 
 
 def test_masked_convolutions_are_convolutions_at_the_positions_of_the_mask(plain):
-    input, weight, bias = torch.randn(1, 3, 7, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
+    input = torch.randn(1, 3, 7, 9)
+    parameters = torch.randn(4, 3, 3, 3), torch.randn(4)
     mask = torch.rand(1, 7, 9) > 0.5
-    found = masked_conv2d(input, mask.float(), weight, bias, 1)
-    torch.testing.assert_close(found, F.conv2d(input, weight, bias, padding=1) * mask)
+    found = masked_conv2d(input, mask.float(), *parameters, 1)
+    expected = F.conv2d(input, *parameters, padding=1)
+    torch.testing.assert_close(found, expected * mask)
 
 
 # All operators
@@ -483,18 +529,20 @@ def test_masked_convolutions_are_convolutions_at_the_positions_of_the_mask(plain
 
 @pytest.mark.parametrize('has_mask', [False, True])
 def test_gradients_of_deformable_convolutions_are_those_of_finite_differences(plain, has_mask):
-    input, offset, *more = convolution_inputs(has_mask, stride=2, padding=1, deform_groups=2)
-    function = deform_conv(has_mask, stride=2, padding=1, deform_groups=2)
-    assert gradcheck(function, [tensor.requires_grad_() for tensor in (input, offset, *more)], fast_mode=True)
+    options = {'stride': 2, 'padding': 1, 'deform_groups': 2}
+    inputs = convolution_inputs(has_mask, **options)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    assert gradcheck(deform_conv(has_mask, **options), leaves, fast_mode=True)
 
 
 def test_gradients_of_the_other_operators_are_those_of_finite_differences(plain):
     sizes, *inputs = attention_inputs()
-    rois, target = random_rois(5, images=2, side=10).double(), torch.randint(5, (6,))
+    rois = random_rois(5, images=2, side=10).double()
+    target = torch.randint(5, (6,))
     cases = [
         (attend(sizes), inputs),
         (roi_align(rois, 3, 1.0), [doubles(2, 3, 9, 9)]),
-        (lambda x: ops.sigmoid_focal_loss(x, target, 1.5, 0.3, None, 'none'), [doubles(6, 4)]),
+        (focal_loss(target, 1.5, 0.3), [doubles(6, 4)]),
         (lambda x: psa_mask(x, 1, (3, 5)), [doubles(1, 15, 3, 4)]),
     ]
     for function, values in cases:
@@ -515,7 +563,8 @@ def test_autocast_does_not_reach_into_operators(plain):
 
 
 def test_operators_work_in_compiled_modules(plain):
-    input, align = torch.randn(2, 3, 9, 9), roi_align(random_rois(9, images=2, side=10), 3, 1.0)
+    input = torch.randn(2, 3, 9, 9)
+    align = roi_align(random_rois(9, images=2, side=10), 3, 1.0)
 
     def function(x):
         return align(x * 2) + 1
@@ -527,21 +576,14 @@ def test_operators_work_in_compiled_modules(plain):
 def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
     """On CUDA tensors; its functions are replaced by ones with their signatures that call the plain operators."""
     boxes, scores = random_boxes(50), torch.rand(50)
-    input, rois = torch.randn(2, 6, 11, 13, dtype=torch.float64), random_rois(9, images=2, side=10).double()
-    inputs = convolution_inputs(True, stride=2, padding=1, groups=2, deform_groups=3)
+    input = doubles(2, 6, 11, 13)
+    rois = random_rois(9, images=2, side=10).double()
+    options = {'stride': 2, 'padding': 1, 'groups': 2, 'deform_groups': 3}
+    inputs = convolution_inputs(True, **options)
     calls = [
         lambda: [ops.nms(boxes, scores, 0.5)[1]],
         lambda: with_gradients(lambda x: ops.roi_align(x, rois, (2, 3), 0.5, 2, 'avg', True), input),
-        lambda: with_gradients(
-            deform_conv(
-                True,
-                stride=2,
-                padding=1,
-                groups=2,
-                deform_groups=3,
-            ),
-            *inputs,
-        ),
+        lambda: with_gradients(deform_conv(True, **options), *inputs),
     ]
     expected = [call() for call in calls]
     called = []
