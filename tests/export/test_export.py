@@ -71,7 +71,8 @@ class Classifier(nn.Module):
 
     def forward(self, img):
         maps = self.backbone(img)
-        return {'maps': maps, 'logits': self.head(maps[-1].mean((2, 3)))}
+        means = maps[-1].mean((2, 3))
+        return {'maps': maps, 'logits': self.head(means)}
 
 
 class Pooled(nn.Module):
@@ -87,7 +88,11 @@ class Pooled(nn.Module):
         return [out, *(pool(out) for pool in self.pools)]
 
 
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 7), st.integers(1, 7))
+SIDES = st.integers(1, 30)
+BINS = st.integers(1, 7)
+
+
+@given(SIDES, SIDES, BINS, BINS)
 def test_pooling_equals_torchs(height, width, rows, columns):
     x = torch.randn(2, 3, height, width, dtype=torch.float64)
     expected = nn.functional.adaptive_avg_pool2d(x, (rows, columns))
@@ -110,7 +115,13 @@ def test_a_torch_that_cannot_write_a_file_is_refused_by_name(version, dynamic, t
 
 @pytest.mark.slow
 @needs_onnx
-@pytest.mark.parametrize('shapes', [SHAPES[::3], pytest.param(SHAPES, marks=pytest.mark.long)], ids=['some', 'all'])
+@pytest.mark.parametrize(
+    'shapes',
+    [
+        pytest.param(SHAPES[::3], id='some'),
+        pytest.param(SHAPES, id='all', marks=pytest.mark.long),
+    ],
+)
 def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path, shapes):
     model = Pooled(
         build(
@@ -233,7 +244,8 @@ def test_half_precision(tmp_path, caplog):
     (error,) = exported.errors.values()
     assert 1e-6 < error < 2e-2
     assert [message.split()[0] for message in caplog.messages] == ['tracing', 'converting', 'comparing']
-    out = load(tmp_path / 'x.onnx')({'img': torch.randn(1, 3, 64, 64).half().numpy()})
+    img = torch.randn(1, 3, 64, 64).half()
+    out = load(tmp_path / 'x.onnx')({'img': img.numpy()})
     assert {part.dtype.name for part in out} == {'float16'}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
@@ -254,7 +266,8 @@ class Sized(Batched):
     """A model whose recording returns wrong shapes at other image sizes."""
 
     def forward(self, img):
-        return self.backbone(img)[0].flatten(2)[:, :, : int(img.shape[2])]
+        (out,) = self.backbone(img)
+        return out.flatten(2)[..., : int(img.shape[2])]
 
 
 class Single(Batched):
