@@ -27,7 +27,12 @@ def attend(x, channels):
 
 
 @pytest.mark.parametrize(
-    ('height', 'width', 'channels', 'window'), [(14, 21, 8, 7), (24, 12, 16, 12), (112, 112, 128, 7)]
+    ('height', 'width', 'channels', 'window'),
+    [
+        (14, 21, 8, 7),
+        (24, 12, 16, 12),
+        (112, 112, 128, 7),
+    ],
 )
 def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, window):
     tokens = height * width

@@ -1,5 +1,6 @@
 """Each operator against its definition in loops, against torch, and against compiled mmcv where there is one."""
 
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from tests.mmcv_lite_ops.conftest import PLAIN
 
 def random_boxes(number, side=100.0, rounded=False):
     corner = torch.rand(number, 2) * side
-    boxes = torch.cat([corner, corner + torch.rand(number, 2) * side / 3], 1)
+    size = torch.rand(number, 2) * side / 3
+    boxes = torch.cat([corner, corner + size], 1)
     return boxes.round() if rounded else boxes
 
 
@@ -28,21 +30,35 @@ def random_rois(number, images, side):
     """RoIs of which some begin before the map and some end after it, and one is a point."""
     boxes = random_boxes(number, side * 1.3) - side * 0.15
     boxes[0, 2:] = boxes[0, :2]
-    return torch.cat([torch.randint(images, (number, 1)).float(), boxes], 1)
+    indices = torch.randint(images, (number, 1)).float()
+    return torch.cat([indices, boxes], 1)
+
+
+def doubles(*shape):
+    return torch.randn(shape, dtype=torch.float64)
 
 
 def with_gradients(function, *inputs):
     """Return the output of a function, and the gradients of its inputs for a random gradient of the output."""
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     output = function(*inputs)
-    weights = torch.rand(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(output.shape, generator=generator).to(output)
+    gradients = torch.autograd.grad((output * weights).sum(), inputs)
+    return [output.detach(), *gradients]
 
 
 def assert_near(found, expected, tolerance=1e-12):
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+        largest = float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * largest)
+
+
+def assert_like_compiled(both, function, *inputs, tolerance=1e-12):
+    """Compare the output and the gradients of a function with those by compiled mmcv."""
+    compiled, plain = both(lambda: with_gradients(function, *inputs))
+    assert_near(plain, compiled, tolerance)
 
 
 # Non-maximum suppression
@@ -57,9 +73,14 @@ def kept_by_loops(boxes, scores, threshold):
 
 
 def iou(a, b):
-    width, height = (max(0, min(a[2 + d], b[2 + d]) - max(a[d], b[d])) for d in (0, 1))
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
-    return width * height / (sum(areas) - width * height)
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(0, width) * max(0, height)
+    return shared / (area(a) + area(b) - shared)
+
+
+def area(box):
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 @pytest.mark.parametrize('number', [0, 1, 60, 300])
@@ -69,21 +90,34 @@ def test_nms_keeps_what_its_definition_keeps(plain, number):
     assert kept.tolist() == kept_by_loops(boxes.tolist(), scores.tolist(), 0.4)
 
 
-@pytest.mark.parametrize(('number', 'offset'), list(itertools.product([1, 16, 17, 128, 129, 1000, 3000], [0, 1])))
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('number', [1, 16, 17, 128, 129, 1000, 3000])
 def test_nms_keeps_the_boxes_of_compiled_mmcv_in_its_order(both, number, offset):
     """Also with equal scores, and with overlaps at the threshold."""
-    for seed, (levels, threshold) in enumerate(itertools.product([2, 30, 10**6], [0.1, 0.5, 0.7])):
-        torch.manual_seed(seed)
-        boxes = random_boxes(number, side=40 if number < 200 else 150, rounded=True)  # also boxes without an area
+    side = 40 if number < 200 else 150
+    for levels, threshold in itertools.product([2, 30, 10**6], [0.1, 0.5, 0.7]):
+        boxes = random_boxes(number, side, rounded=True)  # also boxes without an area
         scores = torch.randint(levels, (number,)) / levels
-        compiled, plain = both(lambda: ops.nms(boxes, scores, threshold, offset)[1])  # noqa: B023
-        assert compiled.tolist() == plain.tolist()
+        nms = functools.partial(ops.nms, boxes, scores, threshold, offset)
+        compiled, plain = both(nms)
+        assert compiled[1].tolist() == plain[1].tolist()
 
 
-@pytest.mark.parametrize('options', [{}, {'class_agnostic': True}, {'split_thr': 100}, {'max_num': 20}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'class_agnostic': True},
+        {'split_thr': 100},
+        {'max_num': 20},
+    ],
+)
 def test_batched_nms_keeps_the_boxes_of_compiled_mmcv(both, options):
-    boxes, scores, classes = random_boxes(900), torch.randint(50, (900,)) / 50, torch.randint(7, (900,))
-    compiled, plain = both(lambda: ops.batched_nms(boxes, scores, classes, {'iou_threshold': 0.5, **options}))
+    boxes = random_boxes(900)
+    scores = torch.randint(50, (900,)) / 50
+    classes = torch.randint(7, (900,))
+    options = {'iou_threshold': 0.5, **options}
+    compiled, plain = both(lambda: ops.batched_nms(boxes, scores, classes, options))
     assert compiled[1].tolist() == plain[1].tolist()
     assert compiled[0].equal(plain[0])
 
@@ -91,41 +125,67 @@ def test_batched_nms_keeps_the_boxes_of_compiled_mmcv(both, options):
 @pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
 def test_soft_nms_chooses_the_boxes_of_compiled_mmcv_in_its_order(both, method):
     for levels, min_score in itertools.product([3, 10**6], [1e-3, 0.2]):
-        boxes, scores = (
-            random_boxes(400, rounded=True) + torch.tensor([0, 0, 1, 1]),
-            torch.randint(levels, (400,)) / levels,
+        boxes = random_boxes(400, rounded=True) + torch.tensor([0, 0, 1, 1])
+        scores = torch.randint(levels, (400,)) / levels
+        nms = functools.partial(
+            ops.soft_nms,
+            boxes,
+            scores,
+            0.3,
+            min_score=min_score,
+            method=method,
+            offset=1,
         )
-        compiled, plain = both(
-            lambda: ops.soft_nms(boxes, scores, 0.3, min_score=min_score, method=method, offset=1)  # noqa: B023
-        )
+        compiled, plain = both(nms)
         assert compiled[1].tolist() == plain[1].tolist()
         torch.testing.assert_close(plain[0], compiled[0], rtol=1e-6, atol=1e-7)
 
 
-def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain):
-    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [20, 20, 30, 30]])
+@pytest.mark.parametrize(
+    ('method', 'factor'),
+    [
+        ('naive', 0.0),
+        ('linear', 0.5),
+        ('gaussian', math.exp(-(0.5**2) / 0.4)),
+    ],
+)
+def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain, method, factor):
+    boxes = torch.tensor(
+        [
+            [0.0, 0, 10, 10],
+            [0, 0, 10, 5],
+            [20, 20, 30, 30],
+        ]
+    )
     scores = torch.tensor([0.9, 0.8, 0.7])
-    for method, factor in {'naive': 0.0, 'linear': 0.5, 'gaussian': math.exp(-(0.5**2) / 0.4)}.items():
-        dets, indices = ops.soft_nms(boxes, scores, 0.4, sigma=0.4, min_score=-1, method=method)
-        assert dict(zip(indices.tolist(), dets[:, 4].tolist(), strict=True)) == pytest.approx(
-            {0: 0.9, 1: 0.8 * factor, 2: 0.7}
-        )
+    dets, indices = ops.soft_nms(
+        boxes,
+        scores,
+        0.4,
+        sigma=0.4,
+        min_score=-1,
+        method=method,
+    )
+    found = dict(zip(indices.tolist(), dets[:, 4].tolist(), strict=True))
+    assert found == pytest.approx({0: 0.9, 1: 0.8 * factor, 2: 0.7})
     assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
 
 
 def test_nms_match_groups_boxes_like_compiled_mmcv(both):
-    for seed in range(5):
-        torch.manual_seed(seed)
-        boxes = torch.cat([random_boxes(200, rounded=True), torch.randint(20, (200, 1)) / 20], 1)
-        compiled, plain = both(lambda: [group.tolist() for group in ops.nms_match(boxes, 0.3)])  # noqa: B023
-        assert compiled == plain
+    for _ in range(5):
+        scores = torch.randint(20, (200, 1)) / 20
+        boxes = torch.cat([random_boxes(200, rounded=True), scores], 1)
+        compiled, plain = both(functools.partial(ops.nms_match, boxes, 0.3))
+        assert [group.tolist() for group in compiled] == [group.tolist() for group in plain]
 
 
 def test_nms_match_puts_each_box_into_one_group(plain):
-    boxes = torch.cat([random_boxes(80), torch.rand(80, 1)], 1)
-    groups = [group.tolist() for group in ops.nms_match(boxes, 0.3)]
+    boxes, scores = random_boxes(80), torch.rand(80)
+    found = ops.nms_match(torch.cat([boxes, scores[:, None]], 1), 0.3)
+    groups = [group.tolist() for group in found]
     assert sorted(itertools.chain(*groups)) == list(range(80))
-    assert [group[0] for group in groups] == kept_by_loops(boxes[:, :4].tolist(), boxes[:, 4].tolist(), 0.3)
+    kept = kept_by_loops(boxes.tolist(), scores.tolist(), 0.3)
+    assert [group[0] for group in groups] == kept
 
 
 # RoIAlign
@@ -160,39 +220,50 @@ def read(image, y, x):
     return upper * (1 - of_bottom) + lower * of_bottom
 
 
-ROI_ALIGN = list(itertools.product([0, 2], [True, False], [(7, 7), (2, 3)]))
+def roi_align(rois, bins, scale, ratio=0, aligned=True):
+    return lambda input: ops.roi_align(input, rois, bins, scale, ratio, 'avg', aligned)
 
 
-@pytest.mark.parametrize(('ratio', 'aligned', 'bins'), ROI_ALIGN)
+of_roi_align = pytest.mark.parametrize(
+    ('ratio', 'aligned', 'bins'),
+    [
+        (0, True, (7, 7)),
+        (0, False, (2, 3)),
+        (2, True, (2, 3)),
+        (2, False, (7, 7)),
+    ],
+)
+
+
+@of_roi_align
 def test_roi_align_equals_its_definition(plain, ratio, aligned, bins):
-    input, rois = torch.randn(2, 3, 19, 30, dtype=torch.float64), random_rois(20, images=2, side=80).double()
-    found = with_gradients(lambda input: ops.roi_align(input, rois, bins, 0.25, ratio, 'avg', aligned), input)
-    expected = with_gradients(lambda input: roi_align_by_loops(input, rois, bins, 0.25, ratio, aligned), input)
+    input = doubles(2, 3, 19, 30)
+    rois = random_rois(20, images=2, side=80).double()
+    options = rois, bins, 0.25, ratio, aligned
+    found = with_gradients(roi_align(*options), input)
+    expected = with_gradients(lambda input: roi_align_by_loops(input, *options), input)
     assert_near(found, expected)
 
 
-@pytest.mark.parametrize(('ratio', 'aligned', 'bins'), ROI_ALIGN)
+@of_roi_align
 def test_roi_align_equals_compiled_mmcv(both, ratio, aligned, bins):
-    input, rois = torch.randn(2, 5, 19, 30, dtype=torch.float64), random_rois(300, images=2, side=80).double()
-    compiled, plain = both(
-        lambda: with_gradients(lambda input: ops.roi_align(input, rois, bins, 0.25, ratio, 'avg', aligned), input)
-    )
-    assert_near(plain, compiled)
+    input = doubles(2, 5, 19, 30)
+    rois = random_rois(300, images=2, side=80).double()
+    assert_like_compiled(both, roi_align(rois, bins, 0.25, ratio, aligned), input)
 
 
 def test_roi_align_in_float32_equals_compiled_mmcv(both):
-    input, rois = torch.randn(2, 64, 50, 84), random_rois(200, images=2, side=400)
-    compiled, plain = both(
-        lambda: with_gradients(lambda input: ops.roi_align(input, rois, 7, 0.125, 0, 'avg', True), input)
-    )
-    assert_near(plain, compiled, tolerance=2e-6)
+    input = torch.randn(2, 64, 50, 84)
+    rois = random_rois(200, images=2, side=400)
+    assert_like_compiled(both, roi_align(rois, 7, 0.125), input, tolerance=2e-6)
 
 
 @pytest.mark.parametrize('channels', [1, 3])
 def test_masks_are_cropped_like_with_compiled_mmcv(both, channels):
-    masks, rois = torch.randint(2, (30, channels, 200, 301)).float(), random_rois(30, images=1, side=200)
+    masks = torch.randint(2, (30, channels, 200, 301)).float()
+    rois = random_rois(30, images=1, side=200)
     rois[:, 0] = torch.arange(30)
-    compiled, plain = both(lambda: ops.roi_align(masks, rois, 28, 1.0, 0, 'avg', True))
+    compiled, plain = both(lambda: roi_align(rois, 28, 1.0)(masks))
     torch.testing.assert_close(plain, compiled, rtol=0, atol=1e-6)
     assert ((plain >= 0.5) == (compiled >= 0.5)).float().mean() > 0.9999
 
@@ -200,24 +271,31 @@ def test_masks_are_cropped_like_with_compiled_mmcv(both, channels):
 def test_roi_align_of_no_rois_and_outside_of_the_map_is_empty_and_zero(plain):
     input = torch.ones(1, 2, 8, 8, requires_grad=True)
     assert ops.roi_align(input, torch.zeros(0, 5), 7, 1.0).shape == (0, 2, 7, 7)
-    outside = ops.roi_align(input, torch.tensor([[0.0, 20, 20, 30, 30], [0, -30, -30, -20, -20]]), 7, 1.0)
+    rois = [[0.0, 20, 20, 30, 30], [0.0, -30, -30, -20, -20]]
+    outside = ops.roi_align(input, torch.tensor(rois), 7, 1.0)
     outside.sum().backward()
     assert not outside.any()
     assert not input.grad.any()
 
 
-@pytest.mark.parametrize('corners', [[5.0, 0, 4, 9], [0, 0, math.nan, 9], [0, 0, math.inf, 9]])
+@pytest.mark.parametrize(
+    'corners',
+    [
+        [5.0, 0, 4, 9],
+        [0, 0, math.nan, 9],
+        [0, 0, math.inf, 9],
+    ],
+)
 def test_roi_align_refuses_rois_that_are_no_boxes(plain, corners):
     with pytest.raises(ValueError, match='RoIs must be finite, with x1 <= x2'):
-        ops.roi_align(torch.ones(1, 2, 8, 8), torch.tensor([[0, *corners]]), 7, 1.0)
+        roi_align(torch.tensor([[0, *corners]]), 7, 1.0)(torch.ones(1, 2, 8, 8))
 
 
 def test_roi_align_in_half_precision_is_computed_in_float32(plain):
-    input, rois = torch.randn(1, 4, 20, 20), random_rois(9, images=1, side=20).half()
-    half = with_gradients(lambda input: ops.roi_align(input, rois, 7, 1.0, 0, 'avg', True), input.half())
-    exact = with_gradients(
-        lambda input: ops.roi_align(input, rois.float(), 7, 1.0, 0, 'avg', True), input.half().float()
-    )
+    input = torch.randn(1, 4, 20, 20).half()
+    rois = random_rois(9, images=1, side=20).half()
+    half = with_gradients(roi_align(rois, 7, 1.0), input)
+    exact = with_gradients(roi_align(rois.float(), 7, 1.0), input.float())
     assert half[0].equal(exact[0].half())
     torch.testing.assert_close(half[1].float(), exact[1], rtol=2e-3, atol=2e-3)
 
@@ -225,23 +303,31 @@ def test_roi_align_in_half_precision_is_computed_in_float32(plain):
 # Focal loss
 
 
+def focal_loss(target, gamma=2.0, alpha=0.25, weight=None):
+    return lambda logits: ops.sigmoid_focal_loss(logits, target, gamma, alpha, weight, 'none')
+
+
 @pytest.mark.parametrize('has_weight', [False, True])
 def test_focal_loss_equals_mmdets_in_python(plain, has_weight):
-    logits, target = torch.randn(50, 6, dtype=torch.float64) * 4, torch.randint(7, (50,))  # 6 is the background
+    logits, target = 4 * doubles(50, 6), torch.randint(7, (50,))  # 6 is the background
     weight = torch.rand(6, dtype=torch.float64) if has_weight else None
-    found = with_gradients(lambda x: ops.sigmoid_focal_loss(x, target, 2.0, 0.25, weight, 'none'), logits)
 
     def in_python(x):
         loss = py_sigmoid_focal_loss(x, F.one_hot(target, 7)[:, :6], None, 2.0, 0.25, 'none')
-        return loss * torch.cat([weight, torch.ones(1)])[target][:, None] if has_weight else loss
+        if has_weight:
+            of_targets = torch.cat([weight, torch.ones(1)])[target]
+            loss = loss * of_targets[:, None]
+        return loss
 
+    found = with_gradients(focal_loss(target, 2.0, 0.25, weight), logits)
     # mmcv multiplies the gradient of each class by the gradient of its loss.
     assert_near(found, with_gradients(in_python, logits), tolerance=1e-9)
 
 
 def test_focal_loss_of_large_logits_is_exact(plain):
     logits = torch.tensor([[90.0], [-90.0], [30.0]])
-    loss = ops.sigmoid_focal_loss(logits, torch.tensor([1, 0, 1]), 2.0, 0.25, None, 'none')  # class 1 is the background
+    target = torch.tensor([1, 0, 1])  # class 1 is the background
+    loss = focal_loss(target)(logits)
     assert loss[:, 0].tolist() == pytest.approx([0.75 * 90, 0.25 * 90, 0.75 * 30])
 
 
@@ -256,11 +342,14 @@ CONVOLUTIONS = [
 
 
 def convolution_inputs(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
-    input, weight = torch.randn(2, 6, 11, 13), torch.randn(8, 6 // groups, 3, 3)
-    out = F.conv2d(input, weight, None, stride, padding, dilation, groups).shape[2:]
-    offset = torch.randn(2, deform_groups * 18, *out) * 3
-    more = [torch.rand(2, deform_groups * 9, *out), weight, torch.randn(8)] if has_mask else [weight]
-    return [tensor.double() for tensor in (input, offset, *more)]
+    input = doubles(2, 6, 11, 13)
+    weight = doubles(8, 6 // groups, 3, 3)
+    size = F.conv2d(input, weight, None, stride, padding, dilation, groups).shape[2:]
+    offset = 3 * doubles(2, deform_groups * 18, *size)
+    if not has_mask:
+        return [input, offset, weight]
+    mask = torch.rand(2, deform_groups * 9, *size, dtype=torch.float64)
+    return [input, offset, mask, weight, doubles(8)]
 
 
 def deform_conv(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
@@ -269,52 +358,64 @@ def deform_conv(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_grou
     return lambda *inputs: function(*inputs, *options)
 
 
-@pytest.mark.parametrize(('has_mask', 'options'), list(itertools.product([False, True], CONVOLUTIONS)))
+@pytest.mark.parametrize('options', CONVOLUTIONS)
+@pytest.mark.parametrize('has_mask', [False, True])
 def test_deformable_convolutions_equal_compiled_mmcv(both, has_mask, options):
     inputs = convolution_inputs(has_mask, **options)
-    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, **options), *inputs))
-    assert_near(plain, compiled, tolerance=1e-11)
+    assert_like_compiled(both, deform_conv(has_mask, **options), *inputs, tolerance=1e-11)
 
 
-@pytest.mark.parametrize(('has_mask', 'options'), list(itertools.product([False, True], CONVOLUTIONS)))
+@pytest.mark.parametrize('options', CONVOLUTIONS)
+@pytest.mark.parametrize('has_mask', [False, True])
 def test_deformable_convolutions_without_offsets_are_convolutions(plain, has_mask, options):
     input, offset, *more = convolution_inputs(has_mask, **options)
-    mask = [torch.ones_like(more[0])] if has_mask else []
-    parameters = more[1:] if has_mask else more
-    found = deform_conv(has_mask, **options)(input, offset * 0, *mask, *parameters)
-    bias = parameters[1] if has_mask else None
+    weight, bias = more[-2:] if has_mask else (more[0], None)
+    if has_mask:
+        more[0].fill_(1)
+    found = deform_conv(has_mask, **options)(input, 0 * offset, *more)
     others = {name: value for name, value in options.items() if name != 'deform_groups'}
-    torch.testing.assert_close(found, F.conv2d(input, parameters[0], bias, **others))
+    torch.testing.assert_close(found, F.conv2d(input, weight, bias, **others))
 
 
-@pytest.mark.parametrize(('has_mask', 'dtype'), list(itertools.product([False, True], [torch.float32, torch.float64])))
-def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtype):
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'),
+    [
+        (torch.float32, 2e-6),
+        (torch.float64, 1e-11),
+    ],
+)
+@pytest.mark.parametrize('has_mask', [False, True])
+def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtype, tolerance):
     """Where the derivative is not continuous, and where training begins."""
     input, offset, *more = (tensor.to(dtype) for tensor in convolution_inputs(has_mask, padding=1))
-    offset = offset.round()
-    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, padding=1), input, offset, *more))
-    assert_near(plain, compiled, tolerance=2e-6 if dtype == torch.float32 else 1e-11)
+    inputs = input, offset.round(), *more
+    assert_like_compiled(both, deform_conv(has_mask, padding=1), *inputs, tolerance=tolerance)
 
 
 def test_an_offset_of_one_pixel_reads_the_next_pixel(plain):
     input, offset, weight = convolution_inputs(False)
-    offset[:, ::2], offset[:, 1::2] = 1, -1  # y, x
-    moved = F.pad(input, (1, 0, 0, 1))[:, :, 1:, :-1]
-    torch.testing.assert_close(ops.deform_conv2d(input, offset, weight), F.conv2d(moved, weight))
+    offset[:, ::2] = 1  # y
+    offset[:, 1::2] = -1  # x
+    moved = F.pad(input, (1, 0, 0, 1))[..., 1:, :-1]
+    found = ops.deform_conv2d(input, offset, weight)
+    torch.testing.assert_close(found, F.conv2d(moved, weight))
 
 
 @pytest.mark.parametrize('options', CONVOLUTIONS)
 def test_an_offset_of_a_larger_map_is_read_like_by_compiled_mmcv(both, options):
     input, offset, mask, *parameters = convolution_inputs(True, **options)
-    offset, mask = F.pad(offset, (0, 4, 0, 3), value=0.3), F.pad(mask, (0, 4, 0, 3), value=0.3)
-    compiled, plain = both(lambda: with_gradients(deform_conv(True, **options), input, offset, mask, *parameters))
-    assert_near(plain, compiled, tolerance=1e-11)
+    larger = [F.pad(x, (0, 4, 0, 3), value=0.3) for x in (offset, mask)]
+    inputs = input, *larger, *parameters
+    assert_like_compiled(both, deform_conv(True, **options), *inputs, tolerance=1e-11)
 
 
 def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
     input, offset, mask, *parameters = convolution_inputs(True)
     expected = ops.modulated_deform_conv2d(input, offset, mask, *parameters)
-    larger = [torch.cat([x.flatten(1), torch.ones(2, x.shape[1] * 9)], 1).view(2, -1, 9, 12) for x in (offset, mask)]
+    larger = []
+    for x in (offset, mask):
+        more = torch.ones(2, x.shape[1] * 9)
+        larger.append(torch.cat([x.flatten(1), more], 1).view(2, -1, 9, 12))
     assert ops.modulated_deform_conv2d(input, *larger, *parameters).equal(expected)
 
 
@@ -322,75 +423,92 @@ def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
 
 
 def attention_by_loops(value, sizes, locations, weights):
-    batch, queries, heads, levels, points = weights.shape
-    output = value.new_zeros(batch, queries, heads, value.shape[3])
-    maps = [
-        level.transpose(1, 2).unflatten(2, size)
-        for level, size in zip(value.flatten(2).split([h * w for h, w in sizes], 1), sizes, strict=True)
-    ]
-    for b, q, head, level, point in itertools.product(*map(range, (batch, queries, heads, levels, points))):
+    output = value.new_zeros(*weights.shape[:3], value.shape[3])
+    values = value.split([height * width for height, width in sizes], 1)
+    for place in itertools.product(*map(range, weights.shape)):
+        b, q, head, level, _ = place
         height, width = sizes[level]
-        x, y = locations[b, q, head, level, point] * locations.new_tensor([width, height]) - 0.5
-        image = F.pad(maps[level].unflatten(1, (heads, -1))[b, head], (1, 1, 1, 1))
+        x = float(locations[place][0]) * width - 0.5
+        y = float(locations[place][1]) * height - 0.5
+        image = values[level][b, :, head].T.unflatten(1, (height, width))
+        image = F.pad(image, (1, 1, 1, 1))
         if -1 <= y <= height and -1 <= x <= width:
-            output[b, q, head] += weights[b, q, head, level, point] * read(image, float(y) + 1, float(x) + 1)
+            output[b, q, head] += weights[place] * read(image, y + 1, x + 1)
     return output.flatten(2)
 
 
 def attention_inputs():
     sizes = torch.tensor([[5, 7], [3, 4]])
-    value = torch.randn(2, 47, 2, 3, dtype=torch.float64)
+    value = doubles(2, 47, 2, 3)
     locations = torch.rand(2, 4, 2, 2, 3, 2, dtype=torch.float64) * 1.4 - 0.2  # some outside of the map
-    return sizes, value, locations, torch.rand(2, 4, 2, 2, 3, dtype=torch.float64)
+    weights = torch.rand(2, 4, 2, 2, 3, dtype=torch.float64)
+    return sizes, value, locations, weights
 
 
 def attend(sizes):
-    start = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)[:-1]])
-    return lambda value, locations, weights: MultiScaleDeformableAttnFunction.apply(
-        value, sizes, start, locations, weights, 64
-    )
+    start = sizes.prod(1).cumsum(0) - sizes.prod(1)
+    operator = MultiScaleDeformableAttnFunction
+    return lambda value, locations, weights: operator.apply(value, sizes, start, locations, weights, 64)
 
 
 def test_deformable_attention_equals_its_definition(plain):
-    sizes, *inputs = attention_inputs()
-    torch.testing.assert_close(attend(sizes)(*inputs), attention_by_loops(inputs[0], sizes.tolist(), *inputs[1:]))
+    sizes, value, locations, weights = attention_inputs()
+    expected = attention_by_loops(value, sizes.tolist(), locations, weights)
+    torch.testing.assert_close(attend(sizes)(value, locations, weights), expected)
 
 
 # PSANet, CARAFE and guided anchoring
 
 
-@pytest.mark.parametrize(('psa_type', 'mask_size'), list(itertools.product([0, 1], [(9, 13), (5, 3), (1, 1)])))
+@pytest.mark.parametrize(
+    'mask_size',
+    [
+        (9, 13),
+        (5, 3),
+        (1, 1),
+    ],
+)
+@pytest.mark.parametrize('psa_type', [0, 1])
 def test_psa_masks_equal_those_of_compiled_mmcv(both, psa_type, mask_size):
-    input = torch.randn(2, math.prod(mask_size), 5, 7, dtype=torch.float64)
-    compiled, plain = both(lambda: with_gradients(lambda input: psa_mask(input, psa_type, mask_size), input))
-    assert_near(plain, compiled)
+    input = doubles(2, math.prod(mask_size), 5, 7)
+    assert_like_compiled(both, lambda input: psa_mask(input, psa_type, mask_size), input)
 
 
 @pytest.mark.parametrize('psa_type', [0, 1])
 def test_psa_masks_equal_their_definition(plain, psa_type):
-    input, expected = torch.randn(2, 15, 4, 6), torch.zeros(2, 4, 6, 4, 6)
+    input = torch.randn(2, 15, 4, 6)
+    expected = torch.zeros(2, 4, 6, 4, 6)
     for y, x, i, j in itertools.product(range(4), range(6), range(4), range(6)):
         row, column = i - y + 2, j - x + 1
         if 0 <= row < 5 and 0 <= column < 3:
-            place = (i, j, y, x) if psa_type == 0 else (y, x, i, j)
-            expected[(slice(None), *place)] = input[:, row * 3 + column, y, x]
+            values = input[:, row * 3 + column, y, x]
+            if psa_type == 0:
+                expected[:, i, j, y, x] = values
+            else:
+                expected[:, y, x, i, j] = values
     assert psa_mask(input, psa_type, (5, 3)).view(expected.shape).equal(expected)
 
 
-@pytest.mark.parametrize(('kernel', 'groups', 'scale'), [(3, 1, 2), (5, 2, 2), (1, 3, 3)])
+@pytest.mark.parametrize(
+    ('kernel', 'groups', 'scale'),
+    [
+        (3, 1, 2),
+        (5, 2, 2),
+        (1, 3, 3),
+    ],
+)
 def test_carafe_equals_its_definition(plain, kernel, groups, scale):
-    features = torch.randn(2, 6, 4, 5, dtype=torch.float64)
-    masks = torch.randn(2, groups * kernel**2, 4 * scale, 5 * scale, dtype=torch.float64)
+    features = doubles(2, 6, 4, 5)
+    masks = doubles(2, groups * kernel**2, 4 * scale, 5 * scale)
 
     def by_loops(features, masks):
-        around, per_group = F.pad(features, [kernel // 2] * 4), 6 // groups
-        output = [
-            (around[:, c, y // scale :, x // scale :][:, :kernel, :kernel] * mask[:, c // per_group, :, :, y, x]).sum(
-                (1, 2)
-            )
-            for mask in [masks.unflatten(1, (groups, kernel, kernel))]
-            for c, y, x in itertools.product(range(6), range(4 * scale), range(5 * scale))
-        ]
+        around = F.pad(features, [kernel // 2] * 4)
+        kernels = masks.unflatten(1, (groups, kernel, kernel))
+        output = []
+        for c, y, x in itertools.product(range(6), range(4 * scale), range(5 * scale)):
+            patch = around[:, c, y // scale :, x // scale :][:, :kernel, :kernel]
+            of_group = kernels[:, c // (6 // groups), :, :, y, x]
+            output.append((patch * of_group).sum((1, 2)))
         return torch.stack(output, 1).view(2, 6, 4 * scale, 5 * scale)
 
     found = with_gradients(lambda *inputs: carafe(*inputs, kernel, groups, scale), features, masks)
@@ -398,10 +516,12 @@ def test_carafe_equals_its_definition(plain, kernel, groups, scale):
 
 
 def test_masked_convolutions_are_convolutions_at_the_positions_of_the_mask(plain):
-    input, weight, bias = torch.randn(1, 3, 7, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
+    input = torch.randn(1, 3, 7, 9)
+    parameters = torch.randn(4, 3, 3, 3), torch.randn(4)
     mask = torch.rand(1, 7, 9) > 0.5
-    found = masked_conv2d(input, mask.float(), weight, bias, 1)
-    torch.testing.assert_close(found, F.conv2d(input, weight, bias, padding=1) * mask)
+    found = masked_conv2d(input, mask.float(), *parameters, 1)
+    expected = F.conv2d(input, *parameters, padding=1)
+    torch.testing.assert_close(found, expected * mask)
 
 
 # All operators
@@ -409,20 +529,21 @@ def test_masked_convolutions_are_convolutions_at_the_positions_of_the_mask(plain
 
 @pytest.mark.parametrize('has_mask', [False, True])
 def test_gradients_of_deformable_convolutions_are_those_of_finite_differences(plain, has_mask):
-    input, offset, *more = convolution_inputs(has_mask, stride=2, padding=1, deform_groups=2)
-    function = deform_conv(has_mask, stride=2, padding=1, deform_groups=2)
-    assert gradcheck(function, [tensor.requires_grad_() for tensor in (input, offset, *more)], fast_mode=True)
+    options = {'stride': 2, 'padding': 1, 'deform_groups': 2}
+    inputs = convolution_inputs(has_mask, **options)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    assert gradcheck(deform_conv(has_mask, **options), leaves, fast_mode=True)
 
 
 def test_gradients_of_the_other_operators_are_those_of_finite_differences(plain):
     sizes, *inputs = attention_inputs()
-    rois, target = random_rois(5, images=2, side=10).double(), torch.randint(5, (6,))
-    map_, logits = torch.randn(2, 3, 9, 9, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    rois = random_rois(5, images=2, side=10).double()
+    target = torch.randint(5, (6,))
     cases = [
         (attend(sizes), inputs),
-        (lambda x: ops.roi_align(x, rois, 3, 1.0, 0, 'avg', True), [map_]),
-        (lambda x: ops.sigmoid_focal_loss(x, target, 1.5, 0.3, None, 'none'), [logits]),
-        (lambda x: psa_mask(x, 1, (3, 5)), [torch.randn(1, 15, 3, 4, dtype=torch.float64)]),
+        (roi_align(rois, 3, 1.0), [doubles(2, 3, 9, 9)]),
+        (focal_loss(target, 1.5, 0.3), [doubles(6, 4)]),
+        (lambda x: psa_mask(x, 1, (3, 5)), [doubles(1, 15, 3, 4)]),
     ]
     for function, values in cases:
         assert gradcheck(function, [value.requires_grad_() for value in values], fast_mode=True)
@@ -430,8 +551,11 @@ def test_gradients_of_the_other_operators_are_those_of_finite_differences(plain)
 
 def test_autocast_does_not_reach_into_operators(plain):
     inputs = [tensor.float() for tensor in convolution_inputs(True, padding=1)]
-    rois = random_rois(9, images=2, side=10)
-    function = lambda *inputs: ops.roi_align(deform_conv(True, padding=1)(*inputs), rois, 3, 1.0)  # noqa: E731
+    align = roi_align(random_rois(9, images=2, side=10), 3, 1.0)
+
+    def function(*inputs):
+        return align(deform_conv(True, padding=1)(*inputs))
+
     expected = with_gradients(function, *inputs)
     with torch.autocast('cpu', torch.bfloat16):
         found = with_gradients(function, *inputs)
@@ -439,22 +563,27 @@ def test_autocast_does_not_reach_into_operators(plain):
 
 
 def test_operators_work_in_compiled_modules(plain):
-    input, rois = torch.randn(2, 3, 9, 9), random_rois(9, images=2, side=10)
-    function = lambda x: ops.roi_align(x * 2, rois, 3, 1.0) + 1  # noqa: E731
-    compiled = torch.compile(function, backend='eager')
-    for one, other in zip(with_gradients(compiled, input), with_gradients(function, input), strict=True):
-        assert one.equal(other)
+    input = torch.randn(2, 3, 9, 9)
+    align = roi_align(random_rois(9, images=2, side=10), 3, 1.0)
+
+    def function(x):
+        return align(x * 2) + 1
+
+    found = with_gradients(torch.compile(function, backend='eager'), input)
+    assert all(map(torch.equal, found, with_gradients(function, input)))
 
 
 def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
     """On CUDA tensors; its functions are replaced by ones with their signatures that call the plain operators."""
     boxes, scores = random_boxes(50), torch.rand(50)
-    input, rois = torch.randn(2, 6, 11, 13, dtype=torch.float64), random_rois(9, images=2, side=10).double()
-    inputs = convolution_inputs(True, stride=2, padding=1, groups=2, deform_groups=3)
+    input = doubles(2, 6, 11, 13)
+    rois = random_rois(9, images=2, side=10).double()
+    options = {'stride': 2, 'padding': 1, 'groups': 2, 'deform_groups': 3}
+    inputs = convolution_inputs(True, **options)
     calls = [
         lambda: [ops.nms(boxes, scores, 0.5)[1]],
         lambda: with_gradients(lambda x: ops.roi_align(x, rois, (2, 3), 0.5, 2, 'avg', True), input),
-        lambda: with_gradients(deform_conv(True, stride=2, padding=1, groups=2, deform_groups=3), *inputs),
+        lambda: with_gradients(deform_conv(True, **options), *inputs),
     ]
     expected = [call() for call in calls]
     called = []
@@ -470,7 +599,13 @@ def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
     def deform_conv2d(input, offset, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), mask=None):
         called.append('deform_conv2d')
         monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: None)
-        settings = {'stride': stride, 'padding': padding, 'dilation': dilation, 'groups': 2, 'deform_groups': 3}
+        settings = {
+            'stride': stride,
+            'padding': padding,
+            'dilation': dilation,
+            'groups': 2,
+            'deform_groups': 3,
+        }
         output = PLAIN._deform_conv(input, weight, offset, mask, bias, **settings)
         monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: fake)
         return output

@@ -5,14 +5,32 @@ import torch
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 
 from swin_dense import SwinBackbone
+from tests.derivatives import doubles, maps_and_gradients
 
-TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+TINY = {
+    'embed_dims': 16,
+    'depths': (1, 2),
+    'num_heads': (1, 2),
+    'strides': (4, 2),
+}
 # Odd and even, landscape and portrait, multiples of the window and not, two windows along one axis and many.
-SIZES = ((64, 96), (120, 70), (224, 224), (199, 301), (60, 300))
+SIZES = (
+    (64, 96),
+    (120, 70),
+    (224, 224),
+    (199, 301),
+    (60, 300),
+)
+
+EXAMPLE = (torch.randn(2, 3, 50, 70),)
 
 needs_whole_graphs = pytest.mark.skipif(
-    torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs, and exports only one size'
+    torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs'
 )
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -25,25 +43,23 @@ def _fresh():
 @pytest.mark.slow
 @pytest.mark.long
 @needs_whole_graphs
-@pytest.mark.parametrize('with_cp', [None, True])
-def test_further_sizes_need_one_recompilation(with_cp):
+@pytest.mark.parametrize('is_training', [False, True])
+def test_further_sizes_need_one_recompilation(is_training):
     """Cover evaluation, and training with stochastic depth and activation checkpointing."""
-    is_training = with_cp is not None
-    model = SwinBackbone(**TINY, drop_path_rate=0.5, with_cp=bool(with_cp)).train(is_training)
+    model = SwinBackbone(**TINY, drop_path_rate=0.5, with_cp=is_training).train(is_training)
     counter = CompileCounterWithBackend('aot_eager')
     compiled = torch.compile(model, backend=counter, fullgraph=True)
+
+    def run(network, img):
+        torch.manual_seed(0)
+        if is_training:
+            return maps_and_gradients(network, img)
+        with torch.no_grad():
+            return network(img)
+
     for size in SIZES:
         img = torch.randn(2, 3, *size)
-        results = []
-        for run in (compiled, model):
-            torch.manual_seed(0)
-            with torch.set_grad_enabled(is_training):
-                outs = run(img)
-            grads = ()
-            if is_training:
-                grads = torch.autograd.grad(sum(out.square().mean() for out in outs), list(model.parameters()))
-            results.append([*outs, *grads])
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        assert_close(run(compiled, img), run(model, img))
         assert counter.frame_count <= 1 + (size != SIZES[0]), size
     assert counter.frame_count == 2
 
@@ -54,21 +70,17 @@ def test_further_sizes_need_one_recompilation(with_cp):
 @pytest.mark.parametrize('trains_bias', [True, False])
 def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias):
     """Compare with plain operations in float64, on maps of one window, which are one group, and of many."""
-    torch.manual_seed(0)
     model = SwinBackbone(**TINY, drop_path_rate=0.0).double()
     expected = SwinBackbone(**TINY, drop_path_rate=0.0, attn_backend='reference').double()
     expected.load_state_dict(model.state_dict())
-    backend = AotEagerAndRecordGraphs()
-    img = torch.randn(2, 3, *size, dtype=torch.float64)
-    results = []
-    for network, run in ((model, torch.compile(model, backend=backend, fullgraph=True)), (expected, expected)):
+    for network in (model, expected):
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(trains_bias or 'relative_position' not in name)
-        outs = run(img)
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        grads = torch.autograd.grad(sum(out.square().mean() for out in outs), trained)
-        results.append([*outs, *grads])
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+    backend = AotEagerAndRecordGraphs()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    img = doubles(2, 3, *size)
+    found = maps_and_gradients(compiled, img)
+    torch.testing.assert_close(found, maps_and_gradients(expected, img), rtol=1e-9, atol=1e-11)
     (graph,) = backend.graphs
     assert ('scaled_dot_product_attention' in graph.code) is not trains_bias
     # Without the copy, Inductor looks up the bias anew for each pair of tokens.
@@ -78,7 +90,8 @@ def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias)
 def test_on_other_devices_attention_consists_of_operations_that_are_fused():
     model = SwinBackbone(**TINY).to('meta')
     backend = AotEagerAndRecordGraphs()
-    torch.compile(model, backend=backend, fullgraph=True)(torch.empty(2, 3, 60, 70, device='meta'))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(torch.empty(2, 3, 60, 70, device='meta'))
     (graph,) = backend.graphs
     assert 'softmax' in graph.code
     assert 'scaled_dot_product_attention' not in graph.code
@@ -89,25 +102,20 @@ def test_on_other_devices_attention_consists_of_operations_that_are_fused():
 @pytest.mark.long
 @pytest.mark.skipif(' ' in torch.__file__, reason='inductor does not quote the path of torch')
 def test_inductor_trains_with_activation_checkpointing():
-    torch.manual_seed(0)
-    model = SwinBackbone(**{**TINY, 'depths': (2,), 'num_heads': (1,), 'strides': (4,)}, with_cp=True)
-    compiled, img = torch.compile(model), torch.randn(2, 3, 30, 50)
-    grads = []
-    for run in (compiled, model):
+    model = SwinBackbone(
+        embed_dims=16,
+        depths=(2,),
+        num_heads=(1,),
+        strides=(4,),
+        with_cp=True,
+    )
+    img = torch.randn(2, 3, 30, 50)
+    found = []
+    for network in (torch.compile(model), model):
         torch.manual_seed(0)
-        grads.append(torch.autograd.grad(run(img)[0].square().mean(), list(model.parameters())))
-    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-@needs_whole_graphs
-def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
-    model = SwinBackbone(**TINY, window_size=4).eval()
-    batch = torch.export.Dim('batch', min=1, max=64)
-    program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': {0: batch}})
-    assert 'swin_dense' not in program.graph_module.code
-    img = torch.randn(3, 3, 50, 70)
-    torch.testing.assert_close(program.module()(img), model(img), rtol=1e-4, atol=1e-5)
+        loss = network(img)[0].square().mean()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -117,12 +125,18 @@ def test_torchs_own_export_with_dynamic_sizes():
     from torch.fx.experimental import _config
 
     model = SwinBackbone(**TINY, window_size=4).eval()
-    sides = {axis: torch.export.Dim(name, min=1) for axis, name in ((0, 'batch'), (2, 'height'), (3, 'width'))}
+    sides = {
+        0: torch.export.Dim('batch', min=1),
+        2: torch.export.Dim('height', min=1),
+        3: torch.export.Dim('width', min=1),
+    }
     with _config.patch(backed_size_oblivious=True):
-        program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': sides})
-    for size in ((1, 3, 5, 7), (3, 3, 64, 96), (2, 3, 16, 300)):
-        img = torch.randn(size)
-        torch.testing.assert_close(program.module(check_guards=False)(img), model(img), rtol=1e-4, atol=1e-5)
+        program = torch.export.export(model, EXAMPLE, dynamic_shapes={'img': sides})
+    assert 'swin_dense' not in program.graph_module.code
+    module = program.module(check_guards=False)
+    for batch, height, width in ((1, 5, 7), (3, 64, 96), (2, 16, 300)):
+        img = torch.randn(batch, 3, height, width)
+        assert_close(module(img), model(img))
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from tests.conftest import TINY
 
 
 def test_a_size_that_the_parameters_do_not_show_is_named():
-    state = {name: tensor for name, tensor in SwinBackbone(TINY).state_dict().items() if 'qkv' not in name}
+    whole = SwinBackbone(TINY).state_dict()
+    state = {name: tensor for name, tensor in whole.items() if 'qkv' not in name}
     with pytest.raises(CheckpointError, match='cannot infer embed_dims'):
         create_backbone(checkpoint=state)
 
@@ -29,7 +30,8 @@ def train(backbone):
     optimizer = torch.optim.SGD(backbone.train().parameters(), lr=1e-3)
     for _ in range(2):
         optimizer.zero_grad()
-        loss = sum(out.square().sum() for out in backbone(torch.rand(2, 3, 32, 32)))
+        outs = backbone(torch.rand(2, 3, 32, 32))
+        loss = sum(out.square().sum() for out in outs)
         loss.backward()
         optimizer.step()
     return backbone

@@ -8,10 +8,17 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from tests.conftest import TINY, randomize
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
 # Heads of 16 channels, as the kernel needs; maps with padding, and with windows of several regions.
 OPTIONS = {**TINY, 'drop_path_rate': 0.0}
-SIZES = [(64, 96), (75, 50), (7, 9)]
+SIZES = [
+    (64, 96),
+    (75, 50),
+    (7, 9),
+]
 BACKENDS = ['sdpa', 'triton', 'reference']
 
 
@@ -25,69 +32,84 @@ def build(backend='auto', kind=SwinBackbone, **options):
     return randomize(kind(**{**OPTIONS, **options}, attn_backend=backend))
 
 
+def image(*size, **options):
+    return torch.randn(size, device='cuda', **options)
+
+
 def maps_and_gradients(model, img):
     outs = model(img)
-    factors = [torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype) for out in outs]
+    factors = []
+    for out in outs:
+        values = torch.linspace(-1, 1, out.numel(), device=out.device)
+        factors.append(values.view_as(out).to(out.dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [*outs, *torch.autograd.grad(outs, trained, factors)]
 
 
+def exact_on_a_cpu(tensors):
+    return [tensor.detach().cpu().double() for tensor in tensors]
+
+
 def largest_error(found, truth):
     """Return the largest error of any tensor, relative to its largest value, or a thousandth of the largest of all."""
-    truth = [x.detach().cpu().double() for x in truth]
-    largest = [x.abs().max() for x in truth]
-    floor = max(largest) / 1000  # some gradients are zero but for rounding
-    errors = [
-        (a.detach().cpu().double() - b).abs().max() / torch.maximum(scale, floor)
-        for a, b, scale in zip(found, truth, largest, strict=True)
-    ]
+    truth = exact_on_a_cpu(truth)
+    scales = [exact.abs().max() for exact in truth]
+    floor = max(scales) / 1000  # some gradients are zero but for rounding
+    errors = []
+    for ours, exact, scale in zip(exact_on_a_cpu(found), truth, scales, strict=True):
+        errors.append((ours - exact).abs().max() / torch.maximum(scale, floor))
     return max(errors).item()
+
+
+def assert_same_bits(found, expected):
+    for ours, wanted in zip(found, expected, strict=True):
+        assert torch.equal(ours, wanted)
 
 
 @pytest.mark.parametrize('size', SIZES, ids=str)
 @pytest.mark.parametrize(
-    ('backend', 'options'),
+    ('options', 'backends'),
     [
-        *((name, {}) for name in BACKENDS),
-        *((name, {'window_size': 12}) for name in BACKENDS),
-        *((name, {'with_cp': True}) for name in BACKENDS),
-        *((name, {'kind': SwinV2Backbone, 'window_size': 8}) for name in ('sdpa', 'triton')),
+        ({}, BACKENDS),
+        ({'window_size': 12}, BACKENDS),
+        ({'with_cp': True}, BACKENDS),
+        ({'kind': SwinV2Backbone, 'window_size': 8}, ['sdpa', 'triton']),
     ],
     ids=str,
 )
-def test_maps_and_gradients_equal_float64(backend, options, size):
-    model = build(backend, **options).train()
+def test_maps_and_gradients_equal_float64(options, backends, size):
     img = torch.randn(2, 3, *size)
     exact = build('reference', **options).double().train()
     truth = maps_and_gradients(exact, img.double())
-    found = maps_and_gradients(model.cuda(), img.cuda())
-    assert largest_error(found, truth) < 1e-4
+    for backend in backends:
+        model = build(backend, **options).cuda().train()
+        found = maps_and_gradients(model, img.cuda())
+        assert largest_error(found, truth) < 1e-4, backend
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 def test_auto_is_the_kernel_in_eager_mode(dtype):
-    img = torch.randn(2, 3, 75, 50, device='cuda', dtype=dtype)
+    img = image(2, 3, 75, 50, dtype=dtype)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('error')
-        ours, kernel = (build(name).to('cuda', dtype)(img) for name in ('auto', 'triton'))
-    for a, b in zip(ours, kernel, strict=True):
-        assert torch.equal(a, b)
+        ours = build('auto').to('cuda', dtype)(img)
+        kernel = build('triton').to('cuda', dtype)(img)
+    assert_same_bits(ours, kernel)
 
 
+@torch.no_grad()
 def test_many_sizes_after_a_capture_do_not_change_its_graph():
     """The graph reads plans, which a cache of 64 would free."""
     model = build('sdpa').cuda().eval()
-    img = torch.randn(1, 3, 75, 50, device='cuda')
-    with torch.no_grad():
-        model(img)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = model(img)
-        for side in range(32, 232, 4):
-            model(torch.randn(1, 3, side, 32, device='cuda'))
-        graph.replay()
-        for a, b in zip(outs, model(img), strict=True):
-            assert torch.equal(a, b)
+    img = image(1, 3, 75, 50)
+    model(img)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = model(img)
+    for side in range(32, 232, 4):
+        model(image(1, 3, side, 32))
+    graph.replay()
+    assert_same_bits(outs, model(img))
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
@@ -112,44 +134,40 @@ def test_compiled_models_equal_eager_ones_at_every_size(backend):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)
     for size in SIZES:
-        img = torch.randn(2, 3, *size, device='cuda')
+        img = image(2, 3, *size)
         assert largest_error(maps_and_gradients(compiled, img), maps_and_gradients(model, img)) < 1e-4
 
 
+@torch.no_grad()
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_a_captured_graph_gives_the_same_bits(backend):
     model = build(backend).cuda().eval()
-    img = torch.randn(2, 3, 75, 50, device='cuda')
-    with torch.no_grad():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):  # warm up, as the documentation of graphs says
-            model(img)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = model(img)
-        img.copy_(torch.randn_like(img))
-        graph.replay()
-        for a, b in zip(outs, model(img), strict=True):
-            assert torch.equal(a, b)
+    img = image(2, 3, 75, 50)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # warm up, as the documentation of graphs says
+        model(img)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = model(img)
+    img.copy_(torch.randn_like(img))
+    graph.replay()
+    assert_same_bits(outs, model(img))
 
 
 def test_the_kernel_trains_with_the_same_bits_every_time():
     model = build('triton').cuda().train()
-    img = torch.randn(2, 3, 75, 50, device='cuda')
-    first, second = (maps_and_gradients(model, img) for _ in range(2))
-    for a, b in zip(first, second, strict=True):
-        assert torch.equal(a, b)
+    img = image(2, 3, 75, 50)
+    assert_same_bits(maps_and_gradients(model, img), maps_and_gradients(model, img))
 
 
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_an_empty_batch_and_channels_last(backend):
     model = build(backend).cuda()
-    assert [len(out) for out in model(torch.zeros(0, 3, 64, 64, device='cuda'))] == [0] * 4
-    img = torch.randn(2, 3, 64, 80, device='cuda')
+    assert [len(out) for out in model(image(0, 3, 64, 64))] == [0] * 4
+    img = image(2, 3, 64, 80)
     last = img.to(memory_format=torch.channels_last)
-    for a, b in zip(model(img), model(last), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(model(img), model(last))
 
 
 def test_a_pyramid_is_the_same_as_on_a_cpu():

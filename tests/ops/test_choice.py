@@ -21,7 +21,12 @@ from tests.ops.devices import needs_interpreter, run_python
 
 CPU = torch.device('cpu')
 TRIAL = choice.Trial(CPU, torch.bfloat16, 16, (7, 7), True)
-SPEC = WindowSpec(num_heads=2, window=(7, 7), shift=(3, 3), scale=0.25)
+SPEC = WindowSpec(
+    num_heads=2,
+    window=(7, 7),
+    shift=(3, 3),
+    scale=0.25,
+)
 MAP = torch.zeros(1, 9, 8, 32)
 
 
@@ -196,7 +201,14 @@ def test_a_flop_counter_sees_the_operations_of_torch():
         assert not choice.is_kernel(MAP, SPEC, 0.0)
 
 
-@pytest.mark.parametrize(('version', 'major'), [(None, 7), ('6.4', 9)], ids=['old', 'AMD'])
+@pytest.mark.parametrize(
+    ('version', 'major'),
+    [
+        (None, 7),
+        ('6.4', 9),
+    ],
+    ids=['old', 'AMD'],
+)
 def test_a_gpu_without_a_kernel_is_not_worth_a_warning(monkeypatch, version, major):
     monkeypatch.setattr(torch.version, 'hip', version)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
@@ -236,7 +248,12 @@ def test_a_trial_is_not_affected_by_its_surroundings():
 
 @pytest.mark.parametrize(
     ('backend', 'is_kernel', 'expected'),
-    [('auto', True, 'kernel'), ('auto', False, 'sdpa'), ('sdpa', True, 'sdpa'), ('triton', False, 'checked kernel')],
+    [
+        ('auto', True, 'kernel'),
+        ('auto', False, 'sdpa'),
+        ('sdpa', True, 'sdpa'),
+        ('triton', False, 'checked kernel'),
+    ],
 )
 def test_a_map_on_a_gpu_goes_where_the_trial_says(monkeypatch, backend, is_kernel, expected):
     monkeypatch.setattr(choice, 'is_kernel', lambda *inputs: is_kernel)

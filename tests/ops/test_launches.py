@@ -21,7 +21,12 @@ FREE = {
     *('aten.empty.memory_format', 'aten.new_empty.default', 'aten.empty_like.default', 'aten.empty_strided.default'),
 }
 # Two images that need padding in both stages, and regions: 16 x 24 and 8 x 12 tokens in windows of 7 x 7.
-ARCH = {'embed_dims': 32, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+ARCH = {
+    'embed_dims': 32,
+    'depths': (2, 2),
+    'num_heads': (1, 2),
+    'strides': (4, 2),
+}
 SIZE = (2, 3, 64, 96)
 
 

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.ops import context, layout
 from tests import textbook
-from tests.conftest import randomize
+from tests.conftest import assert_near, randomize
+from tests.derivatives import doubles
 
 SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30))
 CHANNELS = 6
@@ -25,25 +26,20 @@ def exporting():
 def test_neighbours_equal_the_textbook(size, stride):
     x = torch.randn(2, *size, CHANNELS)
     by_neighbour = textbook.neighbours(x, stride)
-    expected = by_neighbour.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
+    by_column_row_channel = by_neighbour.unflatten(-1, (2, 2, CHANNELS))
+    expected = by_column_row_channel.permute(0, 1, 2, 5, 4, 3).flatten(3)
     assert torch.equal(layout.neighbours(x, stride), expected)
     assert layout.neighbours(x[:0], stride).shape == (0, *expected.shape[1:])
     with exporting():
         assert torch.equal(layout.neighbours(x, stride), expected)
 
 
-def test_neighbours_equal_unfold():
-    x = torch.randn(2, 8, 6, CHANNELS)
-    unfolded = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2).view(2, 4, 3, 4 * CHANNELS)
-    assert torch.equal(layout.neighbours(x, 2), unfolded)
-
-
 @given(SIZES, SIZES)
 def test_resizing_equals_torchs_interpolate(size, target):
-    position = torch.randn(1, size[0] * size[1], 3, dtype=torch.float64)
+    position = doubles(1, size[0] * size[1], 3)
     maps = position.unflatten(1, size).permute(0, 3, 1, 2)
     expected = F.interpolate(maps, target, mode='bicubic').permute(0, 2, 3, 1)
-    torch.testing.assert_close(layout.resize_position(position, size, target), expected, rtol=0, atol=0)
+    assert_near(layout.resize_position(position, size, target), expected, 0)
     with exporting():
         ours = layout.resize_position(position, size, target)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
@@ -52,7 +48,8 @@ def test_resizing_equals_torchs_interpolate(size, target):
 @given(SIZES, st.integers(1, 5))
 def test_images_are_padded_to_whole_patches(size, side):
     img = torch.randn(1, 2, *size)
-    expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
+    below, right = -size[0] % side, -size[1] % side
+    expected = F.pad(img, (0, right, 0, below))
     assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
     with exporting():
         assert torch.equal(layout.pad_to_multiple(img, (side, side), axis=2), expected)
@@ -65,15 +62,36 @@ def test_what_needs_no_padding_is_not_copied():
     assert layout.pad_to_multiple(img, (4, 4), axis=2) is img
 
 
+OTHER_SHAPES = [
+    (1, 1, 1),
+    (3, 1, 300),
+    (1, 300, 1),
+    (4, 5, 9),
+    (1, 28, 28),
+    (2, 57, 199),
+    (1, 224, 224),
+]
+OBLONG_WINDOW = {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}
+
+
 @pytest.mark.parametrize(
-    'options',
-    [{'window_size': 7}, {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}],
-    ids=str,
+    ('kind', 'options', 'batch'),
+    [
+        (SwinBackbone, {}, 1),
+        (SwinBackbone, OBLONG_WINDOW, 2),
+        (SwinV2Backbone, {}, 1),
+    ],
 )
-def test_a_trace_is_right_at_other_sizes(options):
-    options = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2), **options}
-    model = randomize(SwinBackbone(**options)).double().eval().requires_grad_(False)
-    trace = torch.jit.trace(model, torch.randn(2, 3, 75, 100, dtype=torch.float64))
-    for shape in [(1, 1, 1), (3, 1, 300), (1, 300, 1), (4, 5, 9), (1, 28, 28), (2, 57, 199), (1, 224, 224)]:
-        img = torch.randn(shape[0], 3, *shape[1:], dtype=torch.float64)
-        torch.testing.assert_close(trace(img), model(img), rtol=1e-9, atol=1e-9)
+def test_a_trace_is_right_at_other_sizes(kind, options, batch):
+    model = kind(
+        embed_dims=16,
+        depths=(2, 2),
+        num_heads=(1, 2),
+        strides=(4, 2),
+        **options,
+    )
+    model = randomize(model).double().eval().requires_grad_(False)
+    trace = torch.jit.trace(model, doubles(batch, 3, 75, 100))
+    for count, height, width in OTHER_SHAPES:
+        img = doubles(count, 3, height, width)
+        assert_near(trace(img), model(img), 1e-9)

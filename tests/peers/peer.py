@@ -20,8 +20,9 @@ def needed(module):
 
 def timm_swin(version=1, **options):
     timm = needed('timm')
-    name = {1: 'swin_tiny_patch4_window7_224', 2: 'swinv2_tiny_window8_256'}[version]
-    return timm.create_model(name, **{'img_size': IMAGE_SIZE, 'window_size': 2, 'embed_dim': 16, **SHAPE, **options})
+    name = 'swin_tiny_patch4_window7_224' if version == 1 else 'swinv2_tiny_window8_256'
+    sizes = {'img_size': IMAGE_SIZE, 'window_size': 2, 'embed_dim': 16, **SHAPE}
+    return timm.create_model(name, **{**sizes, **options})
 
 
 def torchvision_swin(version=1, window_size=2, **options):
@@ -33,12 +34,16 @@ def torchvision_swin(version=1, window_size=2, **options):
 
 def transformers_swin(version=1, kind='Backbone', **options):
     transformers = needed('transformers')
-    family = {1: 'Swin', 2: 'Swinv2'}[version]
-    sizes = {'embed_dim': 16, **{key: list(value) for key, value in SHAPE.items()}}
-    stages = [f'stage{stage}' for stage in (1, 2, 3, 4)]
-    config = getattr(transformers, f'{family}Config')(
-        **{'window_size': 2, 'image_size': IMAGE_SIZE, 'out_features': stages, **sizes, **options}
-    )
+    family = 'Swin' if version == 1 else 'Swinv2'
+    sizes = {
+        'embed_dim': 16,
+        'depths': list(SHAPE['depths']),
+        'num_heads': list(SHAPE['num_heads']),
+        'window_size': 2,
+        'image_size': IMAGE_SIZE,
+        'out_features': ['stage1', 'stage2', 'stage3', 'stage4'],
+    }
+    config = getattr(transformers, f'{family}Config')(**{**sizes, **options})
     return getattr(transformers, f'{family}{kind}')(config)
 
 
@@ -64,7 +69,11 @@ def build(seed, **options):
 def largest_difference(ours, theirs):
     """Return the largest difference between tensors of the same shapes; infinite values must be equal."""
     assert [one.shape for one in ours] == [one.shape for one in theirs]
-    return max((a - b).masked_fill(a == b, 0).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    differences = []
+    for a, b in zip(ours, theirs, strict=True):
+        difference = (a - b).masked_fill(a == b, 0)
+        differences.append(difference.abs().max().item())
+    return max(differences)
 
 
 def with_our_norms(backbone, maps):

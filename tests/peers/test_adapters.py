@@ -18,6 +18,13 @@ def build(**options):
     return SwinBackbone('t', **TINY, drop_path_rate=0.0, **options).eval()
 
 
+def train_for_five_steps(model):
+    def compute_losses():
+        return {'loss': sum(x.square().mean() for x in model(IMAGE))}
+
+    train(model.train(), compute_losses, steps=5, lr=1e-2)
+
+
 class TestPEFT:
     @pytest.fixture(autouse=True)
     def _weights(self):
@@ -32,7 +39,7 @@ class TestPEFT:
     def test_adapters_train_save_load_and_merge(self, tmp_path):
         model = self.adapted()
         before = [x.detach() for x in model.eval()(IMAGE)]
-        train(model.train(), lambda: {str(i): x.square().mean() for i, x in enumerate(model(IMAGE))}, steps=5, lr=1e-2)
+        train_for_five_steps(model)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert {name.split('.lora')[0].split('.')[-1] for name in trained} == {'qkv', 'proj', '0', '1', 'reduction'}
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
@@ -60,9 +67,15 @@ def example():
     return load_example('adapters')
 
 
-@pytest.mark.parametrize('kind', ['SwinDenseMona', 'SwinDenseLoRA'])
-def test_the_example_starts_as_its_base_trains_and_keeps_what_it_trained(example, tmp_path, kind):
-    options = {**TINY, 'drop_path_rate': 0.0, **({'dim': 8} if kind == 'SwinDenseMona' else {'rank': 4})}
+@pytest.mark.parametrize(
+    ('kind', 'more'),
+    [
+        ('SwinDenseMona', {'dim': 8}),
+        ('SwinDenseLoRA', {'rank': 4}),
+    ],
+)
+def test_the_example_starts_as_its_base_trains_and_keeps_what_it_trained(example, tmp_path, kind, more):
+    options = {**TINY, 'drop_path_rate': 0.0, **more}
     torch.save(randomize(SwinBackbone(**TINY)).state_dict(), tmp_path / 'swin.pth')
     pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}
 
@@ -78,15 +91,14 @@ def test_the_example_starts_as_its_base_trains_and_keeps_what_it_trained(example
     with torch.no_grad():
         expected = base(IMAGE)
         assert largest_difference(model.eval()(IMAGE), expected) < 1e-5
-    train(model.train(), lambda: {str(i): x.square().mean() for i, x in enumerate(model(IMAGE))}, steps=5, lr=1e-2)
+    train_for_five_steps(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name in before if 'mona' in name or 'lora' in name or 'norm' in name}
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == trained
 
-    torch.save(
-        {name: tensor for name, tensor in model.state_dict().items() if name in trained}, tmp_path / 'adapter.pth'
-    )
+    adapter = {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+    torch.save(adapter, tmp_path / 'adapter.pth')
     loaded = built()
     with allow_partial_loading():
         loaded.load_state_dict(torch.load(tmp_path / 'adapter.pth'), strict=False)
@@ -108,11 +120,12 @@ def test_torchao_stores_weights_in_8_bits(tmp_path):
     quantization = needed('torchao.quantization')
     backbone = SwinBackbone('t').eval()
     before = backbone(IMAGE)
+    in_float32 = sum(4 * parameter.numel() for parameter in backbone.parameters())
     quantization.quantize_(backbone, quantization.Int8WeightOnlyConfig())
     after = backbone(IMAGE)
     assert all((a - b).norm() < 0.03 * b.norm() for a, b in zip(after, before, strict=True))
     torch.save(backbone.state_dict(), tmp_path / 'int8.pth')
-    assert (tmp_path / 'int8.pth').stat().st_size < 0.27 * sum(4 * p.numel() for p in SwinBackbone('t').parameters())
+    assert (tmp_path / 'int8.pth').stat().st_size < 0.27 * in_float32
     loaded = SwinBackbone('t').eval()
     quantization.quantize_(loaded, quantization.Int8WeightOnlyConfig())
     loaded.load_state_dict(torch.load(tmp_path / 'int8.pth'))

@@ -25,14 +25,30 @@ def mmpretrain_classifier(version, img_size, window_size):
     return ImageClassifier(backbone, neck={'type': 'GlobalAveragePooling'}, head=head)
 
 
+def transformers_classifier(version, img_size, window_size):
+    sizes = {'image_size': img_size, 'window_size': window_size, 'num_labels': 5}
+    return transformers_swin(version, 'ForImageClassification', **sizes)
+
+
+def timm_classifier(version, img_size, window_size):
+    return timm_swin(version, img_size=img_size, window_size=window_size, num_classes=5)
+
+
+def torchvision_classifier(version, img_size, window_size):
+    return torchvision_swin(version, window_size, num_classes=5)
+
+
 PEERS = {
-    'timm': lambda version, size, window: timm_swin(version, img_size=size, window_size=window, num_classes=5),
-    'torchvision': lambda version, size, window: torchvision_swin(version, window, num_classes=5),
-    'transformers': lambda version, size, window: transformers_swin(
-        version, 'ForImageClassification', image_size=size, window_size=window, num_labels=5
-    ),
+    'timm': timm_classifier,
+    'torchvision': torchvision_classifier,
+    'transformers': transformers_classifier,
     'mmpretrain': mmpretrain_classifier,
 }
+
+
+def build(name, window, seed=2, **options):
+    classifier = SwinClassifier(name, 5, **OURS, window_size=window, **options)
+    return randomize(classifier.double().eval(), seed)
 
 
 def logits(family, peer, img):
@@ -45,15 +61,16 @@ def logits(family, peer, img):
 @pytest.mark.parametrize('family', PEERS)
 @pytest.mark.parametrize(('size', 'window'), [(224, 7), (384, 12)])
 def test_v1(family, size, window):
+    img = images(size)
     peer = prepared(PEERS[family](1, size, window), 1)
-    classifier = randomize(SwinClassifier(OURS, 5, window_size=window).double().eval(), 2)
+    expected = logits(family, peer, img)
+    classifier = build('swin_t', window)
     report = load_checkpoint(classifier, peer.state_dict(), log=None)
     assert (report.family, report.missing, report.unexpected) == (family, [], [])
-    expected = logits(family, peer, images(size))
-    assert (classifier(images(size)) - expected).abs().max() < 1e-9
-    dense = randomize(SwinClassifier(OURS, 5, window_size=window, clamp_window=False).double().eval(), 2)
+    assert (classifier(img) - expected).abs().max() < 1e-9
+    dense = build('swin_t', window, clamp_window=False)
     load_checkpoint(dense, peer.state_dict(), log=None)
-    assert (dense(images(size)) - expected).abs().max() > 1e-6
+    assert (dense(img) - expected).abs().max() > 1e-6
 
 
 @torch.no_grad()
@@ -62,10 +79,12 @@ def test_v1(family, size, window):
 def test_v2(family, window):
     # torchvision does not shrink a window that is larger than the map, as the authors do; at 512 pixels no window is.
     size = 512 if family == 'torchvision' and window == 16 else 256
-    windows = [8, 8, 8, 8] if window == 8 else [16, 16, 16, 8]
-    peer = prepared(PEERS[family](2, size, windows if family == 'mmpretrain' else window), 1)
-    classifier = SwinClassifier('swinv2_t', 5, **OURS, window_size=window)
-    classifier = randomize(classifier.double().eval(), 2)
+    theirs = window
+    if family == 'mmpretrain':
+        theirs = [window, window, window, 8]
+    img = images(size)
+    peer = prepared(PEERS[family](2, size, theirs), 1)
+    classifier = build('swinv2_t', window)
     report = load_checkpoint(classifier, peer.state_dict(), log=None)
     assert (report.family, report.version, report.missing, report.unexpected) == (family, 2, [], [])
-    assert (classifier(images(size)) - logits(family, peer, images(size))).abs().max() < 1e-9
+    assert (classifier(img) - logits(family, peer, img)).abs().max() < 1e-9

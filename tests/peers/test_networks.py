@@ -36,7 +36,13 @@ KINDS = {1: SwinBackbone, 2: SwinV2Backbone}
 # test_transformers.py compares the V1 of transformers, which has output norms.
 every_peer = pytest.mark.parametrize(
     ('family', 'version'),
-    [('timm', 1), ('torchvision', 1), ('timm', 2), ('torchvision', 2), ('transformers', 2)],
+    [
+        ('timm', 1),
+        ('torchvision', 1),
+        ('timm', 2),
+        ('torchvision', 2),
+        ('transformers', 2),
+    ],
 )
 
 

@@ -18,14 +18,6 @@ def of_timm(path, prefix):
     ).backbone
 
 
-def of_smp_with_timm(path, prefix):
-    smp = needed('segmentation_models_pytorch')
-    import swin_dense.integrations.timm  # noqa: F401
-
-    unet = smp.Unet('tu-swin_dense_t', encoder_weights=None, checkpoint_path=str(path), prefix=prefix, **TINY)
-    return unet.encoder.model.backbone
-
-
 def of_detectron2(path, prefix):
     pytest.importorskip('detectron2', reason='put a clone of github.com/facebookresearch/detectron2 on PYTHONPATH')
     from detectron2.config import CfgNode, get_cfg
@@ -41,16 +33,13 @@ def of_detectron2(path, prefix):
     return build_backbone(cfg)
 
 
-ADAPTERS = [of_timm, of_smp_with_timm, of_detectron2]
-
-
-@pytest.mark.parametrize('adapter', ADAPTERS)
+@pytest.mark.parametrize('adapter', [of_timm, of_detectron2])
 def test_the_prefix_chooses_the_backbone(adapter, tmp_path):
-    both = {name: randomize(SwinBackbone('t', **TINY), seed) for seed, name in enumerate(('student', 'teacher'))}
+    student = randomize(SwinBackbone('t', **TINY), 0).state_dict()
+    teacher = randomize(SwinBackbone('t', **TINY), 1).state_dict()
     path = tmp_path / 'both.pth'
-    torch.save({name: {'backbone': backbone.state_dict()} for name, backbone in both.items()}, path)
-    loaded, expected = adapter(path, 'teacher').state_dict(), both['teacher'].state_dict()
-    assert equal_weights(loaded, expected)
-    assert expected.keys() - loaded.keys() <= {
-        f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')
-    }
+    torch.save({'student': {'backbone': student}, 'teacher': {'backbone': teacher}}, path)
+    loaded = adapter(path, 'teacher').state_dict()
+    assert equal_weights(loaded, teacher)
+    missing = teacher.keys() - loaded.keys()
+    assert {name.split('.')[0] for name in missing} <= {'norm0', 'norm1', 'norm2'}

@@ -43,7 +43,12 @@ def test_every_decoder_trains_and_predicts(decoder):
     target[:, 1, 32:96, 32:96] = 1
     image = target[:, 1:].expand(-1, 3, -1, -1) + 0.1 * torch.randn(2, 3, 128, 128)
     compute_loss = torch.nn.functional.binary_cross_entropy_with_logits
-    losses = train(model, lambda: {'loss': compute_loss(model(image), target)}, steps=5, lr=2e-3)
+    losses = train(
+        model,
+        lambda: {'loss': compute_loss(model(image), target)},
+        steps=5,
+        lr=2e-3,
+    )
     assert losses[-1] < losses[0]
     unused = {name.split('.')[3] for name, parameter in model.named_parameters() if parameter.grad is None}
     assert decoder == 'DPT' or unused == UNUSED.get(decoder, set())
@@ -78,12 +83,3 @@ def test_preprocessing():
     expected = smp.encoders.get_preprocessing_params('tu-swin_tiny_patch4_window7_224')
     found = smp.encoders.get_preprocessing_params('tu-swin_dense_t')
     assert {key: found[key] for key in ('mean', 'std')} == {key: expected[key] for key in ('mean', 'std')}
-
-
-def test_save_pretrained_of_smp(tmp_path):
-    model = randomize(build('FPN', in_channels=4)).eval()
-    model.save_pretrained(tmp_path / 'saved')
-    loaded = smp.from_pretrained(tmp_path / 'saved').eval()
-    image = torch.rand(1, 4, 64, 96)
-    with torch.no_grad():
-        assert torch.equal(loaded(image), model(image))

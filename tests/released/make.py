@@ -11,7 +11,13 @@ from PIL import Image
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 
 # Two stages, one of them shifted, in half precision, for small files. The image needs padding of windows.
-OPTIONS = {'embed_dims': 4, 'depths': (2, 1), 'num_heads': (1, 2), 'strides': (4, 2), 'out_indices': (0, 1)}
+OPTIONS = {
+    'embed_dims': 4,
+    'depths': (2, 1),
+    'num_heads': (1, 2),
+    'strides': (4, 2),
+    'out_indices': (0, 1),
+}
 SIZE, WINDOW = (22, 38), 4
 # The table of a feature folder contains the absolute path of the image.
 PHOTO = Path('/tmp/swin_dense_released/photo.png')
@@ -35,7 +41,15 @@ def main(out: Path) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8)).save(PHOTO)
     weights = random_weights(SwinBackbone(window_size=WINDOW, **OPTIONS))
     torch.save({'state_dict': weights, 'meta': {}}, out / 'backbone.pth')
-    command = [sys.executable, '-m', 'swin_dense', 'features', str(PHOTO), '--checkpoint', str(out / 'backbone.pth')]
+    command = [
+        sys.executable,
+        '-m',
+        'swin_dense',
+        'features',
+        str(PHOTO),
+        '--checkpoint',
+        str(out / 'backbone.pth'),
+    ]
     for folder, options in (('maps', []), ('vectors', ['--pool', 'avg'])):
         subprocess.run([*command, '--out', str(out / folder), *options], check=True)
     v2 = SwinV2Backbone(window_size=WINDOW, **OPTIONS).eval()

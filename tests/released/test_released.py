@@ -58,7 +58,13 @@ class TestCheckpoints:
             close(pyramid[8], torch.from_numpy(np.load(HERE / version / 'map_v2.npy')))
 
 
-@pytest.mark.parametrize(('kind', 'options'), [('maps', []), ('vectors', ['--pool', 'avg'])])
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        ('maps', []),
+        ('vectors', ['--pool', 'avg']),
+    ],
+)
 class TestFeatureFolders:
     @pytest.mark.parametrize('version', EVERY_VERSION)
     def test_rows(self, version, kind, options):
