@@ -2,14 +2,12 @@
 
 import copy
 import importlib
-import json
 from pathlib import Path
 
 import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
-from PIL import Image
 
 from swin_dense.workbench.export import agreement
 from tests.mm.demo import demo_config
@@ -87,49 +85,6 @@ def config_of(name: str, data: Path) -> Config:
                 if 'with_mask' in transform:
                     transform.with_mask = with_mask
     return config
-
-
-def trainable_config(name: str, data: Path) -> Config:
-    """Return the config of 'dino' or 'mask2former_panoptic' for training; the latter needs ``write_backgrounds``."""
-    config = config_of(name, data)
-    model = config.model
-    model.backbone.out_indices = model.backbone.get('out_indices', (0, 1, 2, 3))
-    if name == 'dino':
-        model.dn_cfg.group_cfg.num_dn_queries = 20
-        return config
-    model.train_cfg.num_points = 1024
-    model.test_cfg.update(object_mask_thr=0.3, iou_thr=0.5)
-    for part in (model.panoptic_head, model.panoptic_fusion_head):
-        part.num_stuff_classes = 1
-    model.panoptic_head.loss_cls.class_weight = [1.0] * (THINGS + 1) + [0.1]
-    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-        dataset = loader.dataset
-        dataset.metainfo.classes = dataset.metainfo.classes[: THINGS + 1]
-        dataset.data_prefix.seg = f'annotations/background_{dataset.data_prefix.img}'
-    for transform in config.train_dataloader.dataset.pipeline:
-        if transform.type == 'LoadAnnotations':
-            transform.with_seg = True
-    return config
-
-
-def write_backgrounds(data: Path) -> None:
-    """Write a map of the background for each image of COCO, from the labels in the format of ADE20K.
-
-    The annotations get a category for it, as those of COCO have categories of things and stuff.
-    """
-    for split, ade_split in (('train', 'training'), ('val', 'validation')):
-        out = data / 'coco' / 'annotations' / f'background_{split}2017'
-        out.mkdir()
-        for path in sorted((data / 'ADEChallengeData2016' / 'annotations' / ade_split).iterdir()):
-            number = int(path.stem.rpartition('_')[2])
-            background = np.where(np.asarray(Image.open(path)) == 1, THINGS, 255).astype(np.uint8)
-            Image.fromarray(background).save(out / f'{number:012}.png')
-        annotations = data / 'coco' / 'annotations' / f'instances_{split}2017.json'
-        content = json.loads(annotations.read_text())
-        content['categories'].append(
-            {'id': 1 + max(one['id'] for one in content['categories']), 'name': BACKGROUNDS[0]}
-        )
-        annotations.write_text(json.dumps(content))
 
 
 def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.Module:
