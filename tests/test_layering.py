@@ -6,7 +6,6 @@ No files import each other in a circle. ``python -m tests.test_layering`` prints
 import ast
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
@@ -41,22 +40,22 @@ ABOVE_WORKBENCH = {'swin_dense', 'commands'}
 LAYER = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
-def package_of(dotted: str) -> str:
+def package_of(dotted):
     """Return the entry of LAYERS that contains a module, given as a dotted name without 'swin_dense.'."""
     first = dotted.partition('.')[0]
     return first if first in LAYER else 'swin_dense'
 
 
-def is_for_types(node: ast.stmt) -> bool:
+def is_for_types(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
 
 
-def entry_of(path: Path) -> str:
+def entry_of(path):
     parts = path.relative_to(PACKAGE).with_suffix('').parts
     return package_of('.'.join(part for part in parts if part != '__init__') or 'swin_dense')
 
 
-def imported(source: str, top_level_only: bool = False, of_types: bool = True):
+def imported(source, top_level_only=False, of_types=True):
     """Yield the dotted names that a file imports, optionally without those inside functions or for type checkers."""
     tree = ast.parse(source)
     if not of_types:
@@ -69,12 +68,12 @@ def imported(source: str, top_level_only: bool = False, of_types: bool = True):
             yield from (f'{node.module}.{alias.name}' for alias in node.names)
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix('').parts
     return '.'.join(part for part in parts if part != '__init__')
 
 
-def imports_of_modules(sources: dict[str, str]) -> dict[str, set[str]]:
+def imports_of_modules(sources):
     """Return the modules that each module imports, given their sources; imports for type checkers do not count."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
@@ -83,14 +82,14 @@ def imports_of_modules(sources: dict[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def owner(name: str, modules) -> str:
+def owner(name, modules):
     """Return the module that an imported dotted name belongs to, or an empty string if it is none of these."""
     while name and name not in modules:
         name = name.rpartition('.')[0]
     return name
 
 
-def circle_in(imports: dict[str, set[str]]) -> list[str]:
+def circle_in(imports):
     """Return modules that import each other in a circle, the first one again at the end, or an empty list."""
     try:
         TopologicalSorter(imports).prepare()
@@ -99,7 +98,7 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def forbidden_imports(entry: str, source: str) -> list[str]:
+def forbidden_imports(entry, source):
     """Return the imports from this package that belong neither to the given entry of LAYERS nor to a lower layer."""
     wrong = []
     for name in imported(source):

@@ -48,7 +48,7 @@ def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
         expected = [model(image) for image in images]
     found: list = [None] * 8
 
-    def work(first: int) -> None:
+    def work(first):
         with torch.no_grad():
             for step in range(16):
                 found[first] = model(images[(first + step) % 8])
@@ -68,7 +68,7 @@ def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
 def test_deterministic_algorithms(options):
     """Under torch.use_deterministic_algorithms no operation raises, and results repeat bit for bit."""
 
-    def run() -> list[torch.Tensor]:
+    def run():
         torch.manual_seed(0)
         model = SwinBackbone(**TINY, drop_path_rate=0.3, **options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

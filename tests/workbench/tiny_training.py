@@ -2,9 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -39,10 +37,10 @@ env_cfg = dict(dist_cfg=dict(backend='gloo'))
 class RandomImages(Dataset):
     """Fixed noise images, each with a number to predict."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 16
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         return {'inputs': torch.randn(3, 32, 32, generator=generator), 'numbers': torch.tensor(index / 16)}
 
@@ -51,7 +49,7 @@ class RandomImages(Dataset):
 class BrokenImages(RandomImages):
     """A data set whose images raise a ValueError."""
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         raise ValueError('an image that cannot be read')
 
 
@@ -59,12 +57,12 @@ class BrokenImages(RandomImages):
 class TinyRegressor(BaseModel):
     """A Swin and a linear head."""
 
-    def __init__(self, backbone: dict) -> None:
+    def __init__(self, backbone):
         super().__init__()
         self.backbone = MODELS.build(backbone)
         self.head = nn.Linear(self.backbone.out_channels[-1], 1)
 
-    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict | list[dict]:
+    def forward(self, inputs, numbers, mode='loss'):
         """Return the loss, or the predictions if ``mode`` is 'predict'."""
         guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
         if mode == 'predict':
@@ -76,16 +74,16 @@ class TinyRegressor(BaseModel):
 class Killed(Hook):
     """A hook that kills its process with SIGKILL after an iteration, counted from 0."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
 
-    def after_train_iter(self, runner: Any, *_: Any, **__: Any) -> None:
+    def after_train_iter(self, runner, *_, **__):
         """Kill the process after the chosen iteration."""
         if runner.iter == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def differences(expected: Path, found: Path) -> list[str]:
+def differences(expected, found):
     """Return the differing entries of the last checkpoints: weights, optimiser and schedulers."""
     theirs, ours = (Path((folder / 'last_checkpoint').read_text()) for folder in (expected, found))
     if theirs.name != ours.name:
@@ -95,11 +93,11 @@ def differences(expected: Path, found: Path) -> list[str]:
     return [name for name in a.keys() | b.keys() if not _is_equal(a.get(name), b.get(name))]
 
 
-def _compared(checkpoint: dict) -> list:
+def _compared(checkpoint):
     return [checkpoint[name] for name in ('state_dict', 'optimizer', 'param_schedulers')]
 
 
-def _flat(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+def _flat(value, name=''):
     """Yield the leaves of nested dictionaries and lists with their dotted names."""
     if isinstance(value, dict | list | tuple):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
@@ -108,11 +106,11 @@ def _flat(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
 
-def write_config(folder: Path, extra: str = '') -> Path:
+def write_config(folder, extra=''):
     """Write the config into a folder, with additional lines at the end."""
     path = folder / 'tiny.py'
     path.write_text(CONFIG + extra)

@@ -4,7 +4,6 @@ import copy
 import importlib
 from pathlib import Path
 
-import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
@@ -33,7 +32,7 @@ BACKGROUNDS = ('wall', 'sky', 'sea')
 WIDE = ('dino', 'dino_5_scales', 'deformable_detr_two_stage')
 
 
-def config_of(name: str, data: Path) -> Config:
+def config_of(name, data):
     """Return the published config of a model with few channels and layers, for the demo data set in ``data``.
 
     Args:
@@ -87,7 +86,7 @@ def config_of(name: str, data: Path) -> Config:
     return config
 
 
-def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.Module:
+def random_model(config, pixels, seed=0):
     """Return a model with random weights that predicts several classes in an image, with saturated masks."""
     init_default_scope(config.default_scope)
     torch.manual_seed(seed)
@@ -119,13 +118,13 @@ def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.
 
 
 @torch.no_grad()
-def _centre(model, layer, pixels, framework) -> None:
+def _centre(model, layer, pixels, framework):
     """Subtract the mean of a convolution's outputs over an image, so that masks are neither empty nor full."""
     layer.bias -= _last_call(model, layer, pixels, framework)[1].mean((0, 2, 3))
 
 
 @torch.no_grad()
-def _spread(model, layer, pixels, framework) -> None:
+def _spread(model, layer, pixels, framework):
     """Normalise the inputs of a linear layer over the queries of an image, which are almost equal in a random model."""
     x = _last_call(model, layer, pixels, framework)[0].flatten(0, -2)[-QUERIES:]
     layer.weight /= x.std(0) + 1e-3
@@ -143,7 +142,7 @@ def _last_call(model, layer, pixels, framework):
     return found[-1]
 
 
-def _rtmdet(config: Config, published: Config) -> Config:
+def _rtmdet(config, published):
     config.model.backbone.out_indices = (1, 2, 3)
     config.model.neck.update(in_channels=CHANNELS[1:], out_channels=32, num_csp_blocks=1, norm_cfg={'type': 'BN'})
     config.model.bbox_head.update(num_classes=THINGS, in_channels=32, feat_channels=32, norm_cfg={'type': 'BN'})
@@ -156,7 +155,7 @@ def _rtmdet(config: Config, published: Config) -> Config:
     return config
 
 
-def _shrink(node, width: int) -> None:
+def _shrink(node, width):
     """Reduce channels, heads and layers of a published model config in place."""
     sizes = {
         'embed_dims': width,

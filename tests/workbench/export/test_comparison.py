@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
@@ -82,9 +83,11 @@ def test_a_config_for_masks_of_other_values_is_exported(planned, demo_data, tmp_
     set_classes(config, list('abcdef'))
     map_values(config, [0, 50, 100, 150, 200, 250])
     ignore_values(config, [7])
-    kinds = {step.type for step in config.test_dataloader.dataset.pipeline}
+    config.dump(tmp_path / 'mine.py')
+    written = Config.fromfile(tmp_path / 'mine.py')
+    kinds = {step.type for step in written.test_dataloader.dataset.pipeline}
     assert {'MapMaskValues', 'IgnoreMaskValues'} <= kinds
-    _, interface, _ = planned(config)
+    _, interface, _ = planned(written)
     facts = json.loads(interface.facts[KEY])
     assert {key: facts[key] for key in prepared} == json.loads(json.dumps(prepared))
 
