@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,3 +66,14 @@ def without(packages, *arguments, **options):
 def environment():
     """Return environment variables with which a program can import this package and the tests, on one thread."""
     return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+
+def copy_clone(folder, without=()):
+    """Copy all files that git does not ignore into a folder, but for those whose path begins with certain words."""
+    listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
+    assert listed.returncode == 0, listed.stderr
+    for name in listed.stdout.decode().split('\0'):
+        if name and (ROOT / name).is_file() and not name.startswith(tuple(without)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
