@@ -77,3 +77,12 @@ def copy_clone(folder, without=()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def write_command(folder):
+    """Write `swin-dense` of this package as a program in a folder, and return the folder."""
+    folder.mkdir()
+    command = folder / 'swin-dense'
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
+    command.chmod(0o755)
+    return folder
