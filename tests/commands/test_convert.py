@@ -68,22 +68,23 @@ def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file):
     init_cfg = ConfigDict(type='Pretrained', checkpoint=str(path))
     peer = mmdet.models.backbones.SwinTransformer(**ARCH, init_cfg=init_cfg)
     peer.init_weights()
+    peer.eval()
     image = torch.randn(1, 3, 64, 80)
     with torch.no_grad():
-        assert_near(source.eval()(image), peer.eval()(image), 1e-4)
+        assert_near(source.eval()(image), peer(image), 1e-4)
 
 
 @pytest.mark.parametrize(
-    ('source', 'out', 'message'),
+    ('given', 'out', 'message'),
     [
         ('none.pth', 'a.pth', 'no checkpoint file'),
         ('source.pth', 'no folder/a.pth', 'there is no folder'),
         ('source.pth', 'source.pth', 'exists already'),
     ],
 )
-def test_failures_are_explained_and_write_nothing(tmp_path, file, monkeypatch, capsys, source, out, message):
+def test_failures_are_explained_and_write_nothing(tmp_path, file, monkeypatch, capsys, given, out, message):
     monkeypatch.chdir(tmp_path)
-    assert run(source, out) == 2
+    assert run(given, out) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
 
