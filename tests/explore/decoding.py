@@ -45,7 +45,7 @@ def weights_of(ranks, content, size, window, shift):
     planes = planes_of(planes.reshape(2 * parts, *size), is_smooth)
 
     in_windows = textbook.partition(torch.from_numpy(planes).movedim(0, 2)[None].double(), window, shift)
-    queries, keys = in_windows[0].split(parts, -1)
+    queries, keys = in_windows[0].split([parts, parts], -1)
     is_real = textbook.partition(torch.ones(1, *size, 1), window, shift)[0, :, :, 0] > 0
     regions = textbook.region_ids(*size, window, shift)
     penalty = textbook.REGION_PENALTY * (regions[:, :, None] != regions[:, None])
