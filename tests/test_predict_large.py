@@ -3,16 +3,15 @@
 import json
 from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
-from pycocotools import mask as coco_mask
 
-from swin_dense.workbench.runtime.masks import run_lengths
 from tests.conftest import IfInstalled, needs
 from tests.examples import load_example
 
 pytestmark = [needs('rasterio'), needs('supervision')]
+coco_mask = IfInstalled('pycocotools.mask')
+cv2 = IfInstalled('cv2')
 rasterio = IfInstalled('rasterio')
 HEIGHT, WIDTH = 200, 260
 # x1, y1, x2, y2 of objects: inside a tile of 64 pixels, across one of its borders, across a corner, at the edge.
@@ -43,6 +42,8 @@ class Detector:
 
     def instance(self, pixels, mask):
         """Score a part of an object higher than the whole, which must replace it nevertheless."""
+        from swin_dense.workbench.runtime.masks import run_lengths  # which the core lacks
+
         rows, columns = mask.nonzero()
         return {
             'box': [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1],

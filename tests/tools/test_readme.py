@@ -73,12 +73,6 @@ def test_a_missing_marker_raises():
         replace_block('no table here', 'demo', '')
 
 
-def test_commands_name_existing_files():
-    paths = re.findall(r'(?:tools|configs|tests|benchmarks)/[\w./-]+\.(?:py|sh)', README)
-    for path in paths:
-        assert (ROOT / path).is_file(), path
-
-
 PREPARE = """
 import torch
 from PIL import Image

@@ -207,12 +207,6 @@ def test_readme_tables_are_current(folder):
     assert update_zoo.replace_block(text, update_zoo.MARKER, table) == text, 'run python tools/update_zoo.py'
 
 
-def test_links_of_the_tables_lead_to_files():
-    for folder in FOLDERS:
-        for link in re.findall(r'\]\(([^)]+)\)', (CONFIGS / folder / 'README.md').read_text()):
-            assert link.startswith('https://') or (CONFIGS / folder / link).is_file(), link
-
-
 def listed(printed):
     """Return what `swin-dense zoo` prints of each recipe, by its name."""
     return dict(re.findall(r'^(\S+)\n((?:    .*\n)+)', printed, re.M))
