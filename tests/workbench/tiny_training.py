@@ -63,10 +63,8 @@ class TinyRegressor(BaseModel):
         self.head = nn.Linear(self.backbone.out_channels[-1], 1)
 
     def forward(self, inputs, numbers, mode='loss'):
-        """Return the loss, or the predictions if ``mode`` is 'predict'."""
-        guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
-        if mode == 'predict':
-            return [{'guess': guess} for guess in guesses.tolist()]
+        features = self.backbone(inputs)[-1].mean((2, 3))
+        guesses = self.head(features)[:, 0]
         return {'loss': (guesses - numbers).square().mean()}
 
 
@@ -83,31 +81,20 @@ class Killed(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def differences(expected, found):
-    """Return the differing entries of the last checkpoints: weights, optimiser and schedulers."""
-    theirs, ours = (Path((folder / 'last_checkpoint').read_text()) for folder in (expected, found))
-    if theirs.name != ours.name:
-        return [f'{theirs.name} and {ours.name}']
-    states = (dict(_flat(_compared(torch.load(path, weights_only=True)))) for path in (theirs, ours))
-    a, b = states
-    return [name for name in a.keys() | b.keys() if not _is_equal(a.get(name), b.get(name))]
+def saved(work_dir):
+    """Return the name of the last checkpoint, and its weights, optimiser and schedulers without tensors."""
+    path = Path((work_dir / 'last_checkpoint').read_text())
+    checkpoint = torch.load(path, weights_only=True)
+    return path.name, [in_lists(checkpoint[name]) for name in ('state_dict', 'optimizer', 'param_schedulers')]
 
 
-def _compared(checkpoint):
-    return [checkpoint[name] for name in ('state_dict', 'optimizer', 'param_schedulers')]
-
-
-def _flat(value, name=''):
-    """Yield the leaves of nested dictionaries and lists with their dotted names."""
-    if isinstance(value, dict | list | tuple):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _flat(child, f'{name}.{key}')
-    else:
-        yield name, value
-
-
-def _is_equal(a, b):
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+def in_lists(value):
+    """Return nested dictionaries and lists with their tensors as lists of numbers, which can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: in_lists(child) for key, child in value.items()}
+    return list(map(in_lists, value)) if isinstance(value, list | tuple) else value
 
 
 def write_config(folder, extra=''):

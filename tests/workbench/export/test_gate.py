@@ -95,10 +95,8 @@ def test_unsupported_models(demo_data, name, key, value, message):
     ('framework', 'path', 'message'),
     [
         ('mmdet', 'dab_detr/dab-detr_r50_8xb2-50e_coco.py', 'model is a DABDETR of mmdet'),
-        ('mmdet', 'detr/detr_r50_8xb2-150e_coco.py', 'model is a DETR of mmdet'),
         ('mmdet', 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py', 'model.bbox_head is a RTMDetInsSepBNHead of mmdet'),
         ('mmdet', 'sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py', 'model.roi_head.bbox_head is a SABLHead of mmdet'),
-        ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
         ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
         ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
     ],

@@ -82,7 +82,8 @@ def test_masks_are_pasted_as_mmdet_does(corners, size, seed):
     torch = pytest.importorskip('torch')
     left, right = sorted(corners[:2])
     top, bottom = sorted(corners[2:])
-    box = np.clip([left, top, right, bottom], 0, [*size, *size][::-1]).astype(np.float32)
+    height, width = size
+    box = np.clip([left, top, right, bottom], 0, [width, height] * 2).astype(np.float32)
     assume((box[2:] - box[:2]).min() >= 0.1)
     probabilities = np.random.default_rng(seed).random((1, 28, 28), np.float32)
     boxes = torch.from_numpy(box[None])
