@@ -52,7 +52,13 @@ def _main(arguments, out, err, cwd):
 def python(*arguments, status=0, cwd=ROOT, **variables):
     """Run Python in a process of its own, expect an exit status, and return what it did."""
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env={**environment(), **variables}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == status, done.stdout[-5000:] + done.stderr[-5000:]
     return done
 

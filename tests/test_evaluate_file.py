@@ -25,7 +25,14 @@ def coco(folder):
     images, annotations, records = [], [], {}
     for number in (1, 2):
         name, found = f'{number}.jpg', []
-        images.append({'id': number, 'file_name': name, 'height': SIZE[0], 'width': SIZE[1]})
+        images.append(
+            {
+                'id': number,
+                'file_name': name,
+                'height': SIZE[0],
+                'width': SIZE[1],
+            }
+        )
         records[name] = {'instances': found}
         for label, (x, y, width, height) in enumerate([(2, 3, 10, 12), (20, 5, 15, 20)], start=1):
             right, bottom = x + width, y + height
@@ -42,7 +49,14 @@ def coco(folder):
                 }
             )
             mask = mask_utils.merge(mask_utils.frPyObjects([polygon], *SIZE))
-            found.append({'class': f'class {label}', 'score': 0.9, 'box': [x, y, right, bottom], 'mask': mask})
+            found.append(
+                {
+                    'class': f'class {label}',
+                    'score': 0.9,
+                    'box': [x, y, right, bottom],
+                    'mask': mask,
+                }
+            )
     categories = [{'id': 3, 'name': 'class 1'}, {'id': 6, 'name': 'class 2'}]
     path = folder / 'annotations.json'
     path.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))

@@ -21,7 +21,12 @@ def test_entry_points_are_exactly_the_published_sizes(tmp_path, monkeypatch):
     assert 'Return swin_t. ' in torch.hub.help('me/swin_dense:main', 'swin_t', trust_repo=True)
 
 
-CHANNELS = {'t': (192, 384), 's': (192, 384), 'b': (256, 512), 'l': (384, 768)}
+CHANNELS = {
+    't': (192, 384),
+    's': (192, 384),
+    'b': (256, 512),
+    'l': (384, 768),
+}
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -70,7 +70,15 @@ def trained(options):
     return [*model.eval()(torch.randn(1, 3, 45, 60)), *model.parameters()]
 
 
-@pytest.mark.parametrize('options', [{}, {'with_cp': True}, {'attn_backend': 'sdpa'}], ids=str)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'with_cp': True},
+        {'attn_backend': 'sdpa'},
+    ],
+    ids=str,
+)
 def test_deterministic_algorithms(options):
     """Under torch.use_deterministic_algorithms no operation raises, and results repeat bit for bit."""
     torch.use_deterministic_algorithms(True)

@@ -15,7 +15,13 @@ cv2 = IfInstalled('cv2')
 rasterio = IfInstalled('rasterio')
 HEIGHT, WIDTH = 200, 260
 # x1, y1, x2, y2 of objects: inside a tile of 64 pixels, across one of its borders, across a corner, at the edge.
-BOXES = [(5, 6, 25, 20), (50, 10, 80, 40), (110, 100, 140, 141), (180, 120, 212, 150), (230, 170, 260, 200)]
+BOXES = [
+    (5, 6, 25, 20),
+    (50, 10, 80, 40),
+    (110, 100, 140, 141),
+    (180, 120, 212, 150),
+    (230, 170, 260, 200),
+]
 
 
 class Segmentor:

@@ -105,14 +105,25 @@ OF_LOADING = 'swin_dense.load_checkpoint'
     ],
 )
 def test_a_change_is_noticed(kind, owner, recorded, message):
-    record = {'names': {}, 'options': {}, 'formats': {}, kind: {owner: recorded}}
+    record = {
+        'names': {},
+        'options': {},
+        'formats': {},
+        kind: {owner: recorded},
+    }
     (line,) = (line for _, line in changes(record, current()))
     assert message in line
 
 
 @pytest.mark.parametrize(
     ('name', 'named'),
-    [('--force', True), ('window_size', True), ('window', False), ('the', False), ('--former', False)],
+    [
+        ('--force', True),
+        ('window_size', True),
+        ('window', False),
+        ('the', False),
+        ('--former', False),
+    ],
 )
 def test_names_are_in_backticks_in_the_newest_part(name, named):
     changelog = '# Changelog\n\n## 0.3.0\n\n- the `--force` of `convert`, `window_size=`\n\n## 0.2.0\n\n- `--former`\n'

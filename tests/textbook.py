@@ -35,7 +35,11 @@ def region_slices(side, shift):
     """Return the parts of an axis between which attention is masked."""
     if not shift:
         return [slice(None)]
-    return [slice(0, -side), slice(-side, -shift), slice(-shift, None)]
+    return [
+        slice(0, -side),
+        slice(-side, -shift),
+        slice(-shift, None),
+    ]
 
 
 def region_ids(height, width, window, shift):

@@ -129,7 +129,7 @@ def test_a_signal_ends_after_an_image(folder, tmp_path, monkeypatch):
 def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
     """Inside, they have the number of the class that there is not, which would be an id of COCO's."""
     ids = np.array([[1002, 1002, 80], [3, 2002, 80]], np.int32)
-    record = {'segments': [{'id': 1002}, {'id': 3}, {'id': 2002}]}
+    record = {'segments': [{'id': number} for number in (1002, 3, 2002)]}
     ResultFolder(tmp_path).write('a.jpg', 'a', Prediction(record, panoptic=ids))
     assert names_in(tmp_path) == ['a.json', 'a.panoptic.png']
     colours = np.asarray(Image.open(tmp_path / 'a.panoptic.png')).astype(int)

@@ -96,7 +96,13 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
 
 
 FIVE, SIX = ('a', 'b', 'c', 'd', 'e'), ('u', 'v', 'w', 'x', 'y', 'z')
-COLOURS = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12), (13, 14, 15)]
+COLOURS = [
+    (1, 2, 3),
+    (4, 5, 6),
+    (7, 8, 9),
+    (10, 11, 12),
+    (13, 14, 15),
+]
 
 
 NAMED = {'classes': FIVE, 'palette': COLOURS}

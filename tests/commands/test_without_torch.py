@@ -40,7 +40,13 @@ def environment(tmp_path_factory):
 
 def run(environment, program, *arguments, cwd, status=0):
     clean = {name: value for name, value in os.environ.items() if not name.startswith('PYTHON')}
-    done = subprocess.run([environment / program, *arguments], cwd=cwd, env=clean, capture_output=True, text=True)
+    done = subprocess.run(
+        [environment / program, *arguments],
+        cwd=cwd,
+        env=clean,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done
 

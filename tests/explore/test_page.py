@@ -25,7 +25,12 @@ from tests.explore.decoding import decoded, facts_of
 
 ASSETS = ROOT / 'swin_dense' / 'explore' / 'assets'
 PHOTOGRAPH = photograph(75, 106)
-UNUSUAL = {'window_size': (2, 5), 'qkv_bias': False, 'use_rel_pos_bias': False, 'out_indices': (1, 3)}
+UNUSUAL = {
+    'window_size': (2, 5),
+    'qkv_bias': False,
+    'use_rel_pos_bias': False,
+    'out_indices': (1, 3),
+}
 MODELS = {
     # Random weights give large scores, so that the error of their attention weights depends on the seed.
     'v1': (SwinBackbone, {}, 4),

@@ -16,7 +16,11 @@ NEGLIGIBLE = 1e-30
     ('kind', 'size', 'options'),
     [
         (SwinBackbone, (61, 98), {'window_size': 3}),
-        (SwinBackbone, (50, 37), {'window_size': (4, 2), 'patch_size': 2, 'strides': (2, 2, 3, 1)}),
+        (
+            SwinBackbone,
+            (50, 37),
+            {'window_size': (4, 2), 'patch_size': 2, 'strides': (2, 2, 3, 1)},
+        ),
         (SwinBackbone, (40, 75), {'window_size': 4, 'clamp_window': True}),
         (SwinV2Backbone, (33, 64), {'window_size': 4, 'use_shift': False}),
     ],

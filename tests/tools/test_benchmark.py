@@ -42,7 +42,13 @@ def test_comparison_with_the_frameworks(tmp_path, mode):
 
 def test_models_that_differ_are_not_timed():
     ours, other = (bench_models.build_ours('t', 7, 'auto') for _ in range(2))
-    args = argparse.Namespace(dtype='float32', device='cpu', mode='infer', size=(32, 32), window=7)
+    args = argparse.Namespace(
+        dtype='float32',
+        device='cpu',
+        mode='infer',
+        size=(32, 32),
+        window=7,
+    )
     img = torch.randn(1, 3, 32, 32)
     assert benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)['sdpa'] < 1e-5
     torch.nn.init.normal_(other.norm0.weight)

@@ -166,7 +166,13 @@ def test_the_documentation_can_be_read():
 
 
 def run(text, place, variables):
-    done = subprocess.run(['bash', '-c', text], cwd=place, env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        ['bash', '-c', text],
+        cwd=place,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
 
 

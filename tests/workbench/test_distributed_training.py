@@ -27,7 +27,14 @@ train_dataloader['batch_size'] = {batch_size}
 def start(tmp_path_factory):
     """Return a file of initial weights, because the runners of mmengine would draw different ones."""
     path = tmp_path_factory.mktemp('start') / 'start.pth'
-    model = TinyRegressor(dict(type='SwinDense', drop_path_rate=0.0, out_indices=(3,), **TINY))
+    model = TinyRegressor(
+        dict(
+            type='SwinDense',
+            drop_path_rate=0.0,
+            out_indices=(3,),
+            **TINY,
+        )
+    )
     torch.save({'state_dict': model.state_dict()}, path)
     return str(path)
 

@@ -47,7 +47,14 @@ def test_the_setting_that_mends_a_model_is_said(name, setting, message):
         check_channels(config)
 
 
-@pytest.mark.parametrize('backbone', [{'type': 'ResNet', 'depth': 50}, {'type': 'Unheard'}, None])
+@pytest.mark.parametrize(
+    'backbone',
+    [
+        {'type': 'ResNet', 'depth': 50},
+        {'type': 'Unheard'},
+        None,
+    ],
+)
 def test_a_model_with_a_backbone_of_another_package_is_left_to_it(backbone):
     model = {'backbone': backbone, 'neck': {'type': 'FPN', 'in_channels': [1, 2]}}
     check_channels(Config({'default_scope': 'mmdet', 'model': model}))

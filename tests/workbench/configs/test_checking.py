@@ -345,7 +345,14 @@ def test_a_config_without_classes_of_its_own_has_those_of_coco(fruit):
         check_data(config, ('train',))
 
 
-@pytest.mark.parametrize('names', [['red, round', 'pear '], ['7', 7], [3, 'pear']])
+@pytest.mark.parametrize(
+    'names',
+    [
+        ['red, round', 'pear '],
+        ['7', 7],
+        [3, 'pear'],
+    ],
+)
 def test_names_of_classes_that_only_a_file_can_give(fruit, names):
     def rename(content):
         for category, name in zip(content['categories'], names, strict=True):
@@ -455,7 +462,14 @@ def test_detection_data_without_a_split_are_split(ten_fruits, layout):
     assert [file.read_text() for file in files] == written
 
 
-@pytest.mark.parametrize('folders', [('images', 'masks'), ('image', 'label'), ('JPEGImages', 'SegmentationClass')])
+@pytest.mark.parametrize(
+    'folders',
+    [
+        ('images', 'masks'),
+        ('image', 'label'),
+        ('JPEGImages', 'SegmentationClass'),
+    ],
+)
 def test_masks_without_a_split_are_split(roads, folders):
     shutil.rmtree(roads.root)
     make_masks(roads.root, 10)

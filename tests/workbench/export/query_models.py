@@ -74,7 +74,12 @@ def config_of(name, data):
                 for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
                     meta = loader.dataset.metainfo
                     meta.classes = (*meta.classes[:THINGS], *BACKGROUNDS)
-                    meta.palette = [*meta.palette[:THINGS], (90, 90, 90), (60, 60, 120), (120, 60, 60)]
+                    meta.palette = [
+                        *meta.palette[:THINGS],
+                        (90, 90, 90),
+                        (60, 60, 120),
+                        (120, 60, 60),
+                    ]
         head.loss_cls.class_weight = [1.0] * count + [0.1]
         with_mask = True
     if framework == 'mmdet':
@@ -144,8 +149,18 @@ def _last_call(model, layer, pixels, framework):
 
 def _rtmdet(config, published):
     config.model.backbone.out_indices = (1, 2, 3)
-    config.model.neck.update(in_channels=CHANNELS[1:], out_channels=32, num_csp_blocks=1, norm_cfg={'type': 'BN'})
-    config.model.bbox_head.update(num_classes=THINGS, in_channels=32, feat_channels=32, norm_cfg={'type': 'BN'})
+    config.model.neck.update(
+        in_channels=CHANNELS[1:],
+        out_channels=32,
+        num_csp_blocks=1,
+        norm_cfg={'type': 'BN'},
+    )
+    config.model.bbox_head.update(
+        num_classes=THINGS,
+        in_channels=32,
+        feat_channels=32,
+        norm_cfg={'type': 'BN'},
+    )
     pipeline = published.test_dataloader.dataset.pipeline
     for transform in pipeline:
         if transform.type in ('Resize', 'Pad'):

@@ -56,7 +56,14 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize('each', sorted(SESSIONS))
-@pytest.mark.parametrize(('height', 'width', 'size'), [(7, 5, (5, 23)), (3, 9, (16, 1)), (2, 2, None)])
+@pytest.mark.parametrize(
+    ('height', 'width', 'size'),
+    [
+        (7, 5, (5, 23)),
+        (3, 9, (16, 1)),
+        (2, 2, None),
+    ],
+)
 def test_operators_equal_mmcvs_and_torchs(path, each, height, width, size):
     img = image(height, width)
     feed = {'img': img.numpy()}

@@ -42,14 +42,29 @@ def test_the_module_equals_predict_before_export(demo_data, pixels, name):
         assert count > 0
 
 
-@pytest.mark.parametrize('size', [(1, 1), (1, 7), (5, 3)])
+@pytest.mark.parametrize(
+    'size',
+    [
+        (1, 1),
+        (1, 7),
+        (5, 3),
+    ],
+)
 def test_samples_equal_torchs_grid_sample(size):
     """Samples lie inside, on the border and far outside of a map between two others."""
     before, after = 4, 9  # tokens of the other maps
     tokens = before + size[0] * size[1] + after
     values = torch.randn(2, tokens, 6, dtype=torch.float64)
     place = 3 * torch.rand(2, 50, 4, 2, dtype=torch.float64) - 1
-    corners = torch.tensor([[0, 0], [1, 1], [0.5, 0], [-40, 7]], dtype=torch.float64)
+    corners = torch.tensor(
+        [
+            [0, 0],
+            [1, 1],
+            [0.5, 0],
+            [-40, 7],
+        ],
+        dtype=torch.float64,
+    )
     place[:, 0] = corners
     place[:, 1] = corners / torch.tensor([size[1], size[0]])
     weights = torch.randn(2, 50, 4, dtype=torch.float64)

@@ -36,7 +36,18 @@ from tests.workbench.export.whole_models import HEADS, config_of, picture_of, tr
 RUNTIMES = sorted(SESSIONS)
 paste = fcn_mask_head._do_paste_mask
 # Smaller than the padding, odd, long and thin, multiples of everything, large.
-SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 41), (224, 225), (31, 33), (350, 420)]
+SIZES = [
+    (64, 64),
+    (65, 97),
+    (97, 65),
+    (128, 192),
+    (191, 129),
+    (40, 300),
+    (300, 41),
+    (224, 225),
+    (31, 33),
+    (350, 420),
+]
 STEPS = 80
 # Each is exported once, after a training or with random weights, which takes about a minute; all but the first are left
 # to `make test-all`.

@@ -12,11 +12,22 @@ from mmengine.runner import Runner, set_random_seed
 from tests.mm.demo import demo_config
 
 CHANNELS = [16, 32, 64, 128]
-SWIN = {'type': 'SwinDense', 'embed_dims': 16, 'depths': (1, 1, 2, 1), 'num_heads': (1, 2, 4, 8), 'drop_path_rate': 0.0}
+SWIN = {
+    'type': 'SwinDense',
+    'embed_dims': 16,
+    'depths': (1, 1, 2, 1),
+    'num_heads': (1, 2, 4, 8),
+    'drop_path_rate': 0.0,
+}
 BACKBONES = {
     'swin': SWIN,
     'v2': {**SWIN, 'type': 'SwinDenseV2', 'window_size': 8},
-    'resnet': {'type': 'ResNet', 'depth': 18, 'base_channels': 16, 'norm_cfg': {'type': 'BN'}},
+    'resnet': {
+        'type': 'ResNet',
+        'depth': 18,
+        'base_channels': 16,
+        'norm_cfg': {'type': 'BN'},
+    },
 }
 HEADS = {
     'mask_rcnn': 'mask-rcnn_r50_fpn',

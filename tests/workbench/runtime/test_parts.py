@@ -15,9 +15,24 @@ mmcv = IfInstalled('mmcv')
 SIDES = st.integers(1, 90)
 
 
-@pytest.mark.parametrize('size', [(480, 640), (641, 427), (2, 300), (33, 32)])
+@pytest.mark.parametrize(
+    'size',
+    [
+        (480, 640),
+        (641, 427),
+        (2, 300),
+        (33, 32),
+    ],
+)
 @pytest.mark.parametrize('keep_ratio', [True, False])
-@pytest.mark.parametrize('options', [{'scale': (1333, 800)}, {'scale': (90, 50)}, {'scale_factor': (0.7, 1.3)}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'scale': (1333, 800)},
+        {'scale': (90, 50)},
+        {'scale_factor': (0.7, 1.3)},
+    ],
+)
 def test_sizes_are_those_of_the_frameworks(size, keep_ratio, options):
     resize = mmcv.transforms.Resize(**options, keep_ratio=keep_ratio)
     expected = resize({'img': np.zeros((*size, 3), np.uint8)})
@@ -99,7 +114,12 @@ def test_masks_are_pasted_as_mmdet_does(corners, size, seed):
 def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch, name, text):
     drawn = []
     monkeypatch.setattr('cv2.putText', lambda image, text, *options: drawn.append(text))
-    found = {'class': name, 'label': 3, 'score': 0.5, 'box': [1, 1, 9, 9]}
+    found = {
+        'class': name,
+        'label': 3,
+        'score': 0.5,
+        'box': [1, 1, 9, 9],
+    }
     painting.instances(photograph(20, 30), [found], [], [[0, 0, 0]] * 4)
     assert drawn == [text]
 
@@ -110,7 +130,12 @@ PALETTE = [[0, 0, 0], [0, 255, 0]]
 def test_painted_pictures_show_instances():
     pixels, mask = photograph(60, 90), np.zeros((60, 90), bool)
     mask[30:40, 50:60] = True
-    found = {'class': 'disc', 'label': 1, 'score': 0.9, 'box': [50.0, 30.0, 60.0, 40.0]}
+    found = {
+        'class': 'disc',
+        'label': 1,
+        'score': 0.9,
+        'box': [50.0, 30.0, 60.0, 40.0],
+    }
     painted = painting.instances(pixels, [found], [mask], PALETTE)
     assert painted.shape == pixels.shape
     assert (painted[30, 50:60] == [0, 255, 0]).all()
