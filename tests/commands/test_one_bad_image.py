@@ -141,8 +141,3 @@ def test_classes_are_stored_in_as_many_bits_as_they_need(tmp_path, label):
     labels = np.full((2, 3), label, np.int32)
     ResultFolder(tmp_path).write('a.jpg', 'a', Prediction({}, labels=labels))
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / 'a.labels.png')), labels)
-
-
-def test_the_folder_of_the_images_is_not_that_of_the_results(folder, tmp_path, capsys):
-    assert main(['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', f'{folder}/../photos']) == 2
-    assert 'contains no images outside of' in capsys.readouterr().err
