@@ -28,8 +28,8 @@ def test_examples_run_as_documented(target, weights, tmp_path, monkeypatch):
     (tmp_path / weights.name).symlink_to(weights)
     names = {'torch': torch, target.__name__: target, 'WindowSpec': ops.windows.WindowSpec}
     found = doctest.DocTestFinder(recurse=False).find(target, target.__name__, globs=names)
+    assert any(example.examples for example in found)
     runner = doctest.DocTestRunner()
     for example in found:
         runner.run(example)
-    assert runner.tries > 0
     assert runner.failures == 0

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import IfInstalled
+from tests.workbench.configs.data import SIDE, VAL, make_coco
 
 mask_utils = IfInstalled('pycocotools.mask')
 SIZE = 32, 40
@@ -20,59 +21,35 @@ def example():
     return load_example('evaluate_file')
 
 
-def coco(folder):
-    """Write annotations of two images with two boxes each; return the records of a perfect model."""
-    images, annotations, records = [], [], {}
-    for number in (1, 2):
-        name, found = f'{number}.jpg', []
-        images.append(
-            {
-                'id': number,
-                'file_name': name,
-                'height': SIZE[0],
-                'width': SIZE[1],
-            }
-        )
-        records[name] = {'instances': found}
-        for label, (x, y, width, height) in enumerate([(2, 3, 10, 12), (20, 5, 15, 20)], start=1):
-            right, bottom = x + width, y + height
-            polygon = [x, y, right, y, right, bottom, x, bottom]
-            annotations.append(
-                {
-                    'id': len(annotations) + 1,
-                    'image_id': number,
-                    'category_id': 3 * label,
-                    'bbox': [x, y, width, height],
-                    'area': width * height,
-                    'iscrowd': 0,
-                    'segmentation': [polygon],
-                }
-            )
-            mask = mask_utils.merge(mask_utils.frPyObjects([polygon], *SIZE))
-            found.append(
-                {
-                    'class': f'class {label}',
-                    'score': 0.9,
-                    'box': [x, y, right, bottom],
-                    'mask': mask,
-                }
-            )
-    categories = [{'id': 3, 'name': 'class 1'}, {'id': 6, 'name': 'class 2'}]
-    path = folder / 'annotations.json'
-    path.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
-    return path, records
+def records_of(content):
+    """Return what a perfect model predicts for annotations, by the names of the images."""
+    classes = {category['id']: category['name'] for category in content['categories']}
+    records = {image['id']: {'instances': []} for image in content['images']}
+    for annotation in content['annotations']:
+        left, top, width, height = annotation['bbox']
+        mask = mask_utils.merge(mask_utils.frPyObjects(annotation['segmentation'], SIDE, SIDE))
+        instance = {
+            'class': classes[annotation['category_id']],
+            'score': 0.9,
+            'box': [left, top, left + width, top + height],
+            'mask': mask,
+        }
+        records[annotation['image_id']]['instances'].append(instance)
+    return {image['file_name']: records[image['id']] for image in content['images']}
 
 
-def test_a_perfect_detector_and_one_that_misses_a_class(example, tmp_path):
-    path, records = coco(tmp_path)
-
-    def precision():
-        return example.average_precision(lambda image: records[image.name], tmp_path, path)
-
-    assert precision() == {'bbox': pytest.approx(1), 'segm': pytest.approx(1)}
+@pytest.mark.parametrize(('missed', 'precision'), [(None, 1), ('apple', 0.5)])
+def test_the_precision_of_a_perfect_detector_and_of_one_that_misses_a_class(example, tmp_path, missed, precision):
+    path = make_coco(tmp_path / 'fruit') / VAL
+    content = json.loads(path.read_text())
+    for annotation in content['annotations']:
+        annotation['id'] += 1  # pycocotools takes an annotation 0 for no match
+    path.write_text(json.dumps(content))
+    records = records_of(content)
     for record in records.values():
-        record['instances'].pop()
-    assert precision() == {'bbox': pytest.approx(0.5), 'segm': pytest.approx(0.5)}
+        record['instances'] = [one for one in record['instances'] if one['class'] != missed]
+    found = example.average_precision(lambda image: records[image.name], tmp_path, path)
+    assert found == {'bbox': pytest.approx(precision), 'segm': pytest.approx(precision)}
 
 
 def test_mean_iou_is_that_of_pixels(example, tmp_path):

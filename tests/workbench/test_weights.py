@@ -11,7 +11,7 @@ from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.recipes.files import load_recipe
 from swin_dense.workbench.weights import build_whole
-from tests.commands.test_predict import RECIPES, make_weights
+from tests.commands.test_predict import RECIPES
 from tests.conftest import equal_weights
 
 CLASSIFIER = 'roi_head.bbox_head.fc_cls'
@@ -117,11 +117,3 @@ def test_every_command_refuses_and_says_how_to_accept(state, tmp_path, capsys, m
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'w.pth']
     if words[0] == 'predict':
         assert main([*words, '--allow-partial']) == 1  # of the image, which is empty
-
-
-def test_a_segmentor_of_other_classes_is_refused(tmp_path):
-    make_weights('mmseg', tmp_path / 'w.pth')
-    config = load_recipe(RECIPES['mmseg'])
-    config.model.decode_head.num_classes = 4
-    with pytest.raises(CheckpointError, match=r'2 are of another shape \(decode_head.conv_seg.weight'):
-        build_whole(config, str(tmp_path / 'w.pth'))

@@ -62,11 +62,6 @@ def test_own_classes_of_a_panoptic_recipe_are_refused(fruit):
     assert not (fruit.beside / 'mine.py').exists()
 
 
-def test_a_recipe_of_masks_refuses_data_without_masks(boxes):
-    boxes.recipe = INSTANCES
-    assert re.search(r'instances_train2017\.json: .* this recipe needs masks', boxes.refused())
-
-
 def test_own_classes_for_different_weights_are_refused(roads, tmp_path):
     config = written(tmp_path, name=KNET)
     config.model.auxiliary_head.loss_decode.class_weight = list(range(1, 151))
