@@ -24,6 +24,7 @@ from tests.workbench.configs.data import (
 
 CAMVID = 'Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist'
 FOLDERS = ['--train-images', 'train', '--train-masks', 'trainannot', '--val-images', 'val', '--val-masks', 'valannot']
+MASK_RCNN = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 
 
@@ -58,11 +59,12 @@ def test_annotations_and_images_at_any_path(fruit, tmp_path):
         Image.open(dataset.get_data_info(0)['img_path']).load()
 
 
-def test_annotations_and_images_relative_to_the_working_directory(fruit, monkeypatch):
-    monkeypatch.chdir(fruit.root)
+def test_annotations_stay_below_the_data_root_of_the_recipe(fruit, monkeypatch):
+    """Without --data-root, only the given paths are relative to the working directory."""
+    monkeypatch.chdir(fruit.beside)
+    monkeypatch.setenv('COCO_ROOT', str(fruit.root))
     fruit.words = ['--classes', ','.join(CLASSES)]
-    paths = ['--train-ann', TRAIN, '--train-images', 'train2017', '--val-ann', VAL, '--val-images', 'val2017']
-    config = fruit.write(*paths)
+    config = fruit.write('--train-images', 'fruit/train2017', '--val-images', 'fruit/val2017', name=MASK_RCNN)
     assert [len(dataset_of(config, split)) for split in SPLITS] == [4, 4, 4]
 
 
