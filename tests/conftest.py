@@ -11,11 +11,9 @@ import sysconfig
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,29 +43,29 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
-def assert_near(found: Any, expected: Any, tolerance: float) -> None:
+def assert_near(found, expected, tolerance):
     """Compare tensors, or arrays, with a tolerance that is both relative and absolute."""
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def assert_within(found: Any, expected: Any, distance: float) -> None:
+def assert_within(found, expected, distance):
     """Compare tensors, or arrays, whose values may differ by a distance."""
     torch.testing.assert_close(found, expected, rtol=0, atol=distance)
 
 
-def some(values: Iterable[Any], every: int) -> list[Any]:
+def some(values, every):
     """Return test parameters of which `make test` runs only every n-th; `make test-all` runs all of them."""
     return [
         pytest.param(value, marks=[pytest.mark.long] if index % every else []) for index, value in enumerate(values)
     ]
 
 
-def needs(package: str) -> pytest.MarkDecorator:
+def needs(package):
     """Skip a test whose code under test needs an optional package, if the package is not installed."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}')
 
 
-def _computes_half() -> bool:
+def _computes_half():
     """Return whether torch supports float16 convolutions and linear layers on a CPU."""
     try:
         with warnings.catch_warnings():
@@ -94,16 +92,16 @@ FLOAT16 = pytest.param(torch.float16, marks=needs_half)
 class IfInstalled:
     """An optional package; a test that uses it is skipped if it is not installed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self._name = name
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute):
         if attribute.startswith('_'):  # pytest reads such attributes during collection
             raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)
 
 
-def photograph(height: int, width: int) -> np.ndarray:
+def photograph(height, width):
     """Return synthetic uint8 pixels (height, width, 3) with gradients, edges and noise, as in a photograph."""
     rows, columns = np.mgrid[:height, :width] / 60
     shades = np.stack([np.sin(rows + columns), np.cos(2 * rows), np.sin(columns**2 / 3)], -1)
@@ -112,7 +110,7 @@ def photograph(height: int, width: int) -> np.ndarray:
     return (255 * (0.35 + 0.25 * shades + edges * 0.5 + noise).clip(0, 1)).astype(np.uint8)
 
 
-def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+def randomize(module, seed=0):
     """Set every parameter to random values, because an initial 0 or 1 could hide an error."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -122,22 +120,20 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module
 
 
-def equal_weights(ours: Any, theirs: Any) -> bool:
+def equal_weights(ours, theirs):
     """Return whether a module or state dict has the values of another, which may have more."""
     own, others = (one.state_dict() if isinstance(one, torch.nn.Module) else one for one in (ours, theirs))
     return all(torch.equal(tensor, others[name]) for name, tensor in own.items())
 
 
-def tiny(**options: Any) -> torch.nn.Module:
+def tiny(**options):
     """Return a tiny backbone with random weights, in evaluation mode."""
     from swin_dense import SwinBackbone  # after what some tests do before they import it
 
     return randomize(SwinBackbone(**TINY, **options)).eval()
 
 
-def assert_same(
-    ours: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], **tolerance: float
-) -> None:
+def assert_same(ours, expected, **tolerance):
     """Compare tensors one by one, by default to 1e-9; gradients that do not exist are None on both sides."""
     for found, wanted in zip(ours, expected, strict=True):
         assert (found is None) == (wanted is None)
@@ -145,7 +141,7 @@ def assert_same(
             torch.testing.assert_close(found, wanted, **tolerance or {'rtol': 1e-9, 'atol': 1e-9})
 
 
-def folders_named_in(path: Path) -> list[str]:
+def folders_named_in(path):
     """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, temporary."""
     packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
     folders = {str(ROOT), str(Path.home()), str(path.parent), f'{tempfile.gettempdir()}{os.sep}', *packages}
@@ -158,7 +154,7 @@ def folders_named_in(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
+def small_disk(folder, size):
     """Mount a tmpfs of a size such as '600k' on a folder, or skip the test if mounting is not permitted."""
     command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)]
     if not shutil.which('mount') or subprocess.run(command, capture_output=True).returncode:
@@ -169,7 +165,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(['umount', '--lazy', str(folder)], check=True)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Let one process write the cache of yapf, which mmengine imports, before the xdist workers start.
 
     yapf writes the cache in place on its first import, so that a second process could read half a file.
@@ -179,7 +175,7 @@ def pytest_configure(config: pytest.Config) -> None:
             import_module('yapf.yapflib.yapf_api')
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Put tests/export first: an idle process takes the last tests of another, and would repeat its long fixtures."""
     items.sort(key=lambda item: 'export' not in item.path.parts)
 
@@ -190,7 +186,7 @@ def _seed():
 
 
 @contextlib.contextmanager
-def quick_configs() -> Iterator[None]:
+def quick_configs():
     """Cache the metafiles that mmengine parses, and keep it from formatting configs; the values stay the same.
 
     mmengine parses all of mmdet's or mmseg's metafiles for each base config from there. It lays out the text of a
@@ -203,7 +199,7 @@ def quick_configs() -> Iterator[None]:
         yield
         return
 
-    def unformatted(text: str, **options: Any) -> tuple[str, bool]:
+    def unformatted(text, **options):
         ast.parse(text)  # yapf refuses invalid Python too
         return text, False
 

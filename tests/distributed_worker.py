@@ -29,22 +29,22 @@ RUNS = [*((name, torch.float64) for name in CASES), ('all outputs', torch.float3
 class Losses(nn.Module):
     """A backbone that returns its loss: the sum over the maps of a mean square, which is a mean over the images too."""
 
-    def __init__(self, options: dict) -> None:
+    def __init__(self, options):
         super().__init__()
         options = {'drop_path_rate': 0.0, **options}
         self.backbone = SwinBackbone(**TINY, **options)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         maps = self.backbone(images)
         return torch.stack([(out - 0.1).square().mean() for out in maps]).sum()
 
 
-def make(options: dict, dtype: torch.dtype) -> Losses:
+def make(options, dtype):
     """Build a model with the same weights in every process."""
     return randomize(Losses(options).to(dtype))
 
 
-def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+def train(model, parts):
     """Return the losses of two steps, each the mean over the parts of a batch; the keys are seeds for drop path."""
     states = {seed: torch.Generator().manual_seed(seed).get_state() for seed in parts}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -62,7 +62,7 @@ def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor
     return losses
 
 
-def train_together(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+def train_together(model, images):
     """Return the losses averaged over the processes, each of which trains on its part of the images."""
     rank = dist.get_rank()
     losses = train(model, {rank: images.chunk(dist.get_world_size())[rank]})
@@ -71,12 +71,12 @@ def train_together(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]
     return [loss / dist.get_world_size() for loss in losses]
 
 
-def train_alone(model: nn.Module, images: torch.Tensor, *, by_parts: bool) -> list[torch.Tensor]:
+def train_alone(model, images, *, by_parts):
     """Return the losses of one process: the whole batch in one pass, or the parts of all processes in sequence."""
     return train(model, dict(enumerate(images.chunk(dist.get_world_size()))) if by_parts else {0: images})
 
 
-def shard(model: Losses) -> Losses:
+def shard(model):
     """Apply fully_shard to each block, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
@@ -85,7 +85,7 @@ def shard(model: Losses) -> Losses:
     return model
 
 
-def shard_parts(model: Losses) -> Losses:
+def shard_parts(model):
     """Apply fully_shard to each attention and MLP, each stage with its patch merging, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
@@ -96,7 +96,7 @@ def shard_parts(model: Losses) -> Losses:
     return model
 
 
-def shard_by_mmengine(model: Losses) -> nn.Module:
+def shard_by_mmengine(model):
     """Shard each block, then the model, as mmengine's FSDPStrategy does with swin_auto_wrap_policy."""
     from mmengine.registry import MODEL_WRAPPERS
 
@@ -107,7 +107,7 @@ def shard_by_mmengine(model: Losses) -> nn.Module:
     return sharded
 
 
-def count(model: nn.Module, kind: type) -> int:
+def count(model, kind):
     """Count the modules of a type."""
     return sum(isinstance(module, kind) for module in model.modules())
 
@@ -120,7 +120,7 @@ if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # FSDP on a 
     WRAPPERS['FSDP of mmengine'] = shard_by_mmengine
 
 
-def main() -> None:
+def main():
     """Run every case and print a line for each one that passes."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo')

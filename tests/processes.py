@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,13 @@ def _main(arguments, out, err, cwd):
 def python(*arguments, status=0, cwd=ROOT, **variables):
     """Run Python in a process of its own, expect an exit status, and return what it did."""
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env={**environment(), **variables}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == status, done.stdout[-5000:] + done.stderr[-5000:]
     return done
 
@@ -65,3 +72,23 @@ def without(packages, *arguments, **options):
 def environment():
     """Return environment variables with which a program can import this package and the tests, on one thread."""
     return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+
+def copy_clone(folder, without=()):
+    """Copy all files that git does not ignore into a folder, but for those whose path begins with certain words."""
+    listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
+    assert listed.returncode == 0, listed.stderr
+    for name in listed.stdout.decode().split('\0'):
+        if name and (ROOT / name).is_file() and not name.startswith(tuple(without)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def write_command(folder):
+    """Write `swin-dense` of this package as a program in a folder, and return the folder."""
+    folder.mkdir()
+    command = folder / 'swin-dense'
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
+    command.chmod(0o755)
+    return folder

@@ -1,4 +1,4 @@
-"""examples/distill.py: its loss by hand, a student that learns, and the file that it saves."""
+"""examples/distill.py: its loss by hand, and a student that learns."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from swin_dense import SwinBackbone, export_state_dict, load_checkpoint
-from tests.conftest import TINY, assert_same, photograph
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, photograph
 from tests.examples import load_example
 
 distill = load_example('distill')
@@ -16,11 +16,11 @@ STUDENT = {**TINY, 'drop_path_rate': 0.0}
 
 def batches():
     """Yield crops of a photograph, (2, 3, 64, 64), for ever."""
-    pixels = torch.from_numpy(photograph(160, 160)).permute(2, 0, 1) / 255
-    generator = torch.Generator().manual_seed(0)
+    pixels = torch.from_numpy(photograph(160, 160)).movedim(-1, 0) / 63.75 - 2
+    random = np.random.default_rng(0)
     while True:
-        corners = torch.randint(96, (2, 2), generator=generator).tolist()
-        yield torch.stack([pixels[:, top : top + 64, left : left + 64] for top, left in corners]) * 4 - 2
+        corners = random.integers(96, size=(2, 2))
+        yield torch.stack([pixels[:, top : top + 64, left : left + 64] for top, left in corners])
 
 
 def teacher_of(channels):
@@ -28,10 +28,9 @@ def teacher_of(channels):
 
 
 def test_the_loss_by_hand():
-    target = torch.randn(2, 6, 3, 5, dtype=torch.float64)
-    predicted = torch.randn(2, 6, 3, 5, dtype=torch.float64)
+    target, predicted = torch.randn(2, 2, 6, 3, 5, dtype=torch.float64)
     found = distill.feature_loss(predicted, target)
-    target, predicted = target.permute(0, 2, 3, 1).numpy(), predicted.permute(0, 2, 3, 1).numpy()
+    target, predicted = (features.movedim(1, -1).numpy() for features in (target, predicted))
     wanted = (target - target.mean(-1, keepdims=True)) / np.sqrt(target.var(-1, keepdims=True) + 1e-5)
     lengths = np.linalg.norm(wanted, axis=-1) * np.linalg.norm(predicted, axis=-1)
     cosine = ((wanted * predicted).sum(-1) / lengths).mean()
@@ -48,24 +47,16 @@ def test_a_perfect_prediction_of_another_size_has_no_loss():
 
 
 @pytest.mark.parametrize('levels', [(3,), (0, 2, 3)])
-def test_a_student_learns_and_its_file_loads(tmp_path, levels):
+def test_a_student_learns_what_the_loss_reads(levels):
     student, teacher = SwinBackbone(**STUDENT), teacher_of(24)
     before = {name: parameter.clone() for name, parameter in student.named_parameters()}
     losses = distill.distill(student, teacher, batches(), steps=30, levels=levels, lr=2e-3)
     assert len(losses) == 30
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
-    changed = {name for name, parameter in student.named_parameters() if not torch.equal(parameter, before[name])}
-    unused = {f'norm{level}.{leaf}' for level in {0, 1, 2, 3} - {*levels} for leaf in ('weight', 'bias')}
-    assert changed == before.keys() - unused
+    kept = {name for name, parameter in student.named_parameters() if torch.equal(parameter, before[name])}
+    unused = {0, 1, 2, 3} - {*levels}
+    assert kept == {f'norm{level}.{leaf}' for level in unused for leaf in ('weight', 'bias')}
     assert all(parameter.grad is None for parameter in teacher.parameters())
-
-    torch.save(export_state_dict(student), tmp_path / 'student.pth')
-    loaded = SwinBackbone(**STUDENT).eval()
-    report = load_checkpoint(loaded, tmp_path / 'student.pth', log=None)
-    assert report.new == report.unexpected == []
-    image = next(batches())
-    with torch.no_grad():
-        assert_same(loaded(image), student.eval()(image), rtol=0, atol=0)
 
 
 def test_photographs_are_normalised_crops(tmp_path):
@@ -73,7 +64,6 @@ def test_photographs_are_normalised_crops(tmp_path):
     (tmp_path / 'notes.txt').write_text('no image')
     photographs = distill.Photographs(tmp_path, 32)
     assert len(photographs) == 1
-    colour = (torch.tensor([1, 0, 128 / 255]) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor(
-        [0.229, 0.224, 0.225]
-    )
+    colour = torch.tensor([1, 0, 128 / 255]) - torch.tensor([0.485, 0.456, 0.406])
+    colour /= torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(photographs[0], colour[:, None, None].expand(3, 32, 32))

@@ -26,13 +26,10 @@ def weights(tmp_path_factory):
 def test_examples_run_as_documented(target, weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / weights.name).symlink_to(weights)
-    torch.manual_seed(0)
-    examples = doctest.DocTestFinder(recurse=False).find(
-        target, target.__name__, globs={'torch': torch, **vars(target)}
-    )
-    assert sum(len(example.examples) for example in examples) > 0
-    for example in examples:
-        example.globs.update(torch=torch, **{target.__name__: target, 'WindowSpec': ops.windows.WindowSpec})
-        runner = doctest.DocTestRunner()
+    names = {'torch': torch, target.__name__: target, 'WindowSpec': ops.windows.WindowSpec}
+    found = doctest.DocTestFinder(recurse=False).find(target, target.__name__, globs=names)
+    assert any(example.examples for example in found)
+    runner = doctest.DocTestRunner()
+    for example in found:
         runner.run(example)
-        assert runner.failures == 0
+    assert runner.failures == 0

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import IfInstalled
+from tests.workbench.configs.data import SIDE, VAL, make_coco
 
 mask_utils = IfInstalled('pycocotools.mask')
 SIZE = 32, 40
@@ -20,50 +21,52 @@ def example():
     return load_example('evaluate_file')
 
 
-def coco(folder):
-    """Write annotations of two images with two boxes each; return the records of a perfect model."""
-    images, annotations, records = [], [], {}
-    for number in (1, 2):
-        images.append({'id': number, 'file_name': f'{number}.jpg', 'height': SIZE[0], 'width': SIZE[1]})
-        records[f'{number}.jpg'] = {'instances': []}
-        for label, (x, y, width, height) in enumerate([(2, 3, 10, 12), (20, 5, 15, 20)], start=1):
-            polygon = [x, y, x + width, y, x + width, y + height, x, y + height]
-            fields = {'bbox': [x, y, width, height], 'area': width * height, 'iscrowd': 0, 'segmentation': [polygon]}
-            annotations.append({'id': len(annotations) + 1, 'image_id': number, 'category_id': 3 * label, **fields})
-            found = {'class': f'class {label}', 'score': 0.9, 'box': [x, y, x + width, y + height]}
-            found['mask'] = mask_utils.merge(mask_utils.frPyObjects([polygon], *SIZE))
-            records[f'{number}.jpg']['instances'].append(found)
-    categories = [{'id': 3 * label, 'name': f'class {label}'} for label in (1, 2)]
-    path = folder / 'annotations.json'
-    path.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
-    return path, records
+def records_of(content):
+    """Return what a perfect model predicts for annotations, by the names of the images."""
+    classes = {category['id']: category['name'] for category in content['categories']}
+    records = {image['id']: {'instances': []} for image in content['images']}
+    for annotation in content['annotations']:
+        left, top, width, height = annotation['bbox']
+        mask = mask_utils.merge(mask_utils.frPyObjects(annotation['segmentation'], SIDE, SIDE))
+        instance = {
+            'class': classes[annotation['category_id']],
+            'score': 0.9,
+            'box': [left, top, left + width, top + height],
+            'mask': mask,
+        }
+        records[annotation['image_id']]['instances'].append(instance)
+    return {image['file_name']: records[image['id']] for image in content['images']}
 
 
-def test_a_perfect_detector_and_one_that_misses_a_class(example, tmp_path):
-    path, records = coco(tmp_path)
-    perfect = example.average_precision(lambda image: records[image.name], tmp_path, path)
-    assert perfect == {'bbox': pytest.approx(1), 'segm': pytest.approx(1)}
+@pytest.mark.parametrize(('missed', 'precision'), [(None, 1), ('apple', 0.5)])
+def test_the_precision_of_a_perfect_detector_and_of_one_that_misses_a_class(example, tmp_path, missed, precision):
+    path = make_coco(tmp_path / 'fruit') / VAL
+    content = json.loads(path.read_text())
+    for annotation in content['annotations']:
+        annotation['id'] += 1  # pycocotools takes an annotation 0 for no match
+    path.write_text(json.dumps(content))
+    records = records_of(content)
     for record in records.values():
-        record['instances'].pop()
-    halved = example.average_precision(lambda image: records[image.name], tmp_path, path)
-    assert halved == {'bbox': pytest.approx(0.5), 'segm': pytest.approx(0.5)}
+        record['instances'] = [one for one in record['instances'] if one['class'] != missed]
+    found = example.average_precision(lambda image: records[image.name], tmp_path, path)
+    assert found == {'bbox': pytest.approx(precision), 'segm': pytest.approx(precision)}
 
 
-def test_mean_iou_is_that_of_sets_of_pixels(example, tmp_path):
+def test_mean_iou_is_that_of_pixels(example, tmp_path):
     rng = np.random.default_rng(0)
     images, masks = tmp_path / 'images', tmp_path / 'masks'
     images.mkdir()
     masks.mkdir()
-    true, found = rng.integers(0, 3, (2, *SIZE)), rng.integers(0, 3, (2, *SIZE))
+    true, found = rng.integers(0, 3, (2, 2, *SIZE))
     true[:, :4] = 255
-    for index in range(2):
-        Image.fromarray(true[index].astype(np.uint8)).save(masks / f'{index}.png')
+    for index, mask in enumerate(true.astype(np.uint8)):
+        Image.fromarray(mask).save(masks / f'{index}.png')
         Image.new('RGB', SIZE[::-1]).save(images / f'{index}.jpg')
-    places = [(index, y, x) for index in range(2) for y in range(4, SIZE[0]) for x in range(SIZE[1])]
-    by_class = []
+    true, counted = true[:, 4:], found[:, 4:]
+    expected = []
     for label in range(3):
-        true_pixels = {place for place in places if true[place] == label}
-        found_pixels = {place for place in places if found[place] == label}
-        by_class.append(len(true_pixels & found_pixels) / len(true_pixels | found_pixels))
+        both = (true == label) & (counted == label)
+        either = (true == label) | (counted == label)
+        expected.append(both.sum() / either.sum())
     score = example.mean_iou(lambda image: found[int(image.stem)], images, masks, classes=4)
-    assert score == pytest.approx(sum(by_class) / 3)
+    assert score == pytest.approx(np.mean(expected))

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
-from tests.conftest import ROOT, TINY, randomize
+from tests.conftest import ROOT, TINY, equal_weights, tiny
 
 NAMES = [f'{network}_{size}' for network in ('swin', 'swinv2') for size in 'blst']
 
@@ -22,21 +21,29 @@ def test_entry_points_are_exactly_the_published_sizes(tmp_path, monkeypatch):
     assert 'Return swin_t. ' in torch.hub.help('me/swin_dense:main', 'swin_t', trust_repo=True)
 
 
+CHANNELS = {
+    't': (192, 384),
+    's': (192, 384),
+    'b': (256, 512),
+    'l': (384, 768),
+}
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_every_entry_point_builds_its_size(name):
+    network, _, size = name.partition('_')
     with torch.device('meta'):
         backbone = load(name, out_indices=(1, 2))
-    assert type(backbone).__name__ == {'swin': 'SwinBackbone', 'swinv2': 'SwinV2Backbone'}[name.split('_')[0]]
-    assert backbone.out_channels == {'t': (192, 384), 's': (192, 384), 'b': (256, 512), 'l': (384, 768)}[name[-1]]
-    assert backbone.arch.depths[2] == (6 if name[-1] == 't' else 18)
+    assert type(backbone).__name__ == {'swin': 'SwinBackbone', 'swinv2': 'SwinV2Backbone'}[network]
+    assert backbone.out_channels == CHANNELS[size]
+    assert backbone.arch.depths[2] == (6 if size == 't' else 18)
     assert not backbone.training
 
 
 def test_a_checkpoint_is_loaded_from_a_path(tmp_path):
-    weights = randomize(SwinBackbone('t', **TINY))
+    weights = tiny()
     torch.save({'model': weights.state_dict()}, tmp_path / 'swin.pth')
-    backbone = load('swin_t', checkpoint=tmp_path / 'swin.pth', **TINY)
-    assert all(torch.equal(a, b) for a, b in zip(backbone.parameters(), weights.parameters(), strict=True))
+    assert equal_weights(load('swin_t', checkpoint=tmp_path / 'swin.pth', **TINY), weights)
 
 
 def test_an_unknown_option_is_named():

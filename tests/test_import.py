@@ -151,28 +151,29 @@ def test_torch_dynamo_is_not_imported():
     run(code.format('torch._dynamo', absent))
 
 
+# What this package imports of mmengine.
+MMENGINE = {
+    'config/__init__.py': '',
+    'config/utils.py': 'MODULE2PACKAGE = {}',
+    'logging.py': 'class HistoryBuffer: pass\ndef print_log(*args, **kwargs): pass',
+    'registry.py': 'class MODELS: register_module = staticmethod(lambda: lambda cls: cls)',
+    'model.py': 'class BaseModule: pass\nPretrainedInit = initialize = None',
+}
+
+
 @pytest.mark.parametrize(
-    ('file', 'line', 'reason'),
+    ('line', 'reason'),
     [
-        ('__init__.py', 'import pkg_resources_that_is_gone', "No module named 'pkg_resources_that_is_gone'"),
-        ('__init__.py', 'MODELS = int.no_such_attribute', "type object 'int' has no attribute 'no_such_attribute'"),
-        ('__init__.py', 'raise OSError("libgomp.so: not found")', 'libgomp.so: not found'),
+        ('import pkg_resources_that_is_gone', "No module named 'pkg_resources_that_is_gone'"),
+        ('MODELS = int.no_such_attribute', "type object 'int' has no attribute 'no_such_attribute'"),
+        ('raise OSError("libgomp.so: not found")', 'libgomp.so: not found'),
     ],
 )
-def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
-    package = tmp_path / 'mmengine'
-    package.mkdir()
-    working = {
-        '__init__.py': '',
-        'config/__init__.py': '',
-        'config/utils.py': 'MODULE2PACKAGE = {}',
-        'logging.py': 'class HistoryBuffer: pass\ndef print_log(*args, **kwargs): pass',
-        'registry.py': 'class MODELS: register_module = staticmethod(lambda: lambda cls: cls)',
-        'model.py': 'class BaseModule: pass\nPretrainedInit = initialize = None',
-    }
-    for name, content in {**working, file: line}.items():
-        (package / name).parent.mkdir(exist_ok=True)
-        (package / name).write_text(content)
+def test_an_mmengine_that_cannot_be_imported(tmp_path, line, reason):
+    for name, content in {**MMENGINE, '__init__.py': line}.items():
+        path = tmp_path / 'mmengine' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
     assert run(CORE, [tmp_path]).count(reason) == 2
 
 

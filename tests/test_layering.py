@@ -1,12 +1,10 @@
 """Import rules: packages import only lower layers, the workbench has a wall, and few packages import mm* packages.
 
-No files import each other in a circle. ``python -m tests.test_layering`` prints which packages import which.
+No files import each other in a circle.
 """
 
 import ast
-from collections import Counter
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
@@ -41,22 +39,22 @@ ABOVE_WORKBENCH = {'swin_dense', 'commands'}
 LAYER = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
-def package_of(dotted: str) -> str:
+def package_of(dotted):
     """Return the entry of LAYERS that contains a module, given as a dotted name without 'swin_dense.'."""
     first = dotted.partition('.')[0]
     return first if first in LAYER else 'swin_dense'
 
 
-def is_for_types(node: ast.stmt) -> bool:
+def is_for_types(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
 
 
-def entry_of(path: Path) -> str:
+def entry_of(path):
     parts = path.relative_to(PACKAGE).with_suffix('').parts
     return package_of('.'.join(part for part in parts if part != '__init__') or 'swin_dense')
 
 
-def imported(source: str, top_level_only: bool = False, of_types: bool = True):
+def imported(source, top_level_only=False, of_types=True):
     """Yield the dotted names that a file imports, optionally without those inside functions or for type checkers."""
     tree = ast.parse(source)
     if not of_types:
@@ -69,12 +67,12 @@ def imported(source: str, top_level_only: bool = False, of_types: bool = True):
             yield from (f'{node.module}.{alias.name}' for alias in node.names)
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix('').parts
     return '.'.join(part for part in parts if part != '__init__')
 
 
-def imports_of_modules(sources: dict[str, str]) -> dict[str, set[str]]:
+def imports_of_modules(sources):
     """Return the modules that each module imports, given their sources; imports for type checkers do not count."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
@@ -83,14 +81,14 @@ def imports_of_modules(sources: dict[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def owner(name: str, modules) -> str:
+def owner(name, modules):
     """Return the module that an imported dotted name belongs to, or an empty string if it is none of these."""
     while name and name not in modules:
         name = name.rpartition('.')[0]
     return name
 
 
-def circle_in(imports: dict[str, set[str]]) -> list[str]:
+def circle_in(imports):
     """Return modules that import each other in a circle, the first one again at the end, or an empty list."""
     try:
         TopologicalSorter(imports).prepare()
@@ -99,32 +97,36 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def forbidden_imports(entry: str, source: str) -> list[str]:
+def is_forbidden(entry, other):
+    """Return whether an entry of LAYERS may not import another."""
+    if entry == other:
+        return False
+    if entry == 'workbench':
+        return other not in WORKBENCH
+    if other == 'workbench':
+        return entry not in ABOVE_WORKBENCH
+    return LAYER[other] >= LAYER[entry]
+
+
+def forbidden_imports(entry, source):
     """Return the imports from this package that belong neither to the given entry of LAYERS nor to a lower layer."""
-    wrong = []
-    for name in imported(source):
-        package, _, rest = name.partition('.')
-        if package == 'swin_dense':
-            other = package_of(rest)
-            is_wrong = other != entry and LAYER[other] >= LAYER[entry]
-            if entry == 'workbench' != other:
-                is_wrong = other not in WORKBENCH
-            if other == 'workbench' != entry:
-                is_wrong = entry not in ABOVE_WORKBENCH
-            if is_wrong:
-                wrong.append(name)
-    return wrong
+    own = [name for name in imported(source) if name.partition('.')[0] == 'swin_dense']
+    return [name for name in own if is_forbidden(entry, package_of(name.partition('.')[2]))]
 
 
-@pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-class TestFile:
-    def test_imports_only_lower_layers(self, path):
-        assert entry_of(path) in LAYER, 'the package is missing in LAYERS'
-        assert not forbidden_imports(entry_of(path), path.read_text())
+of_each_file = pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
-    def test_only_mm_imports_mm_packages(self, path):
-        used = {name.split('.')[0] for name in imported(path.read_text(), top_level_only=True)} & MM_PACKAGES
-        assert not used or entry_of(path) in ('mm', 'workbench')
+
+@of_each_file
+def test_imports_are_of_lower_layers(path):
+    assert entry_of(path) in LAYER, 'the package is missing in LAYERS'
+    assert not forbidden_imports(entry_of(path), path.read_text())
+
+
+@of_each_file
+def test_only_mm_imports_mm_packages(path):
+    packages = {name.partition('.')[0] for name in imported(path.read_text(), top_level_only=True)}
+    assert not packages & MM_PACKAGES or entry_of(path) in ('mm', 'workbench')
 
 
 @pytest.mark.parametrize(
@@ -171,19 +173,3 @@ def test_a_circle_is_noticed(late):
 def test_an_import_for_type_checkers_is_no_circle():
     sources = {'p.a': 'import p.b', 'p.b': 'if TYPE_CHECKING:\n    import p.a'}
     assert not circle_in(imports_of_modules(sources))
-
-
-def print_imports():
-    """Print how many imports lead from each package to each other."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for module, others in imports_of_modules({module_of(path): path.read_text() for path in FILES}).items():
-        for other in others:
-            pair = tuple(package_of(name.removeprefix('swin_dense').lstrip('.')) for name in (module, other))
-            counts[pair] += pair[0] != pair[1]
-    for package in sorted({one for one, _ in counts}, key=LAYER.get):
-        used = [f'{other} {count}' for (one, other), count in sorted(counts.items()) if one == package and count]
-        print(f'{package:12} {", ".join(used)}')
-
-
-if __name__ == '__main__':
-    print_imports()

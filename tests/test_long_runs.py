@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,17 +25,17 @@ def held():
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads the handles and threads of the process from /proc')
 def test_many_image_sizes_leak_nothing():
     """Every tenth pass is a training step."""
-    draw, model, counts = random.Random(0), SwinBackbone(**TINY).eval(), []
+    draw, model, counts = random.Random(0), SwinBackbone(**TINY).eval(), {}
     for index in range(1, 201):
+        is_training = index % 10 == 0
         images = torch.rand(1, 3, draw.randint(1, 200), draw.randint(1, 200))
-        with torch.set_grad_enabled(index % 10 == 0):
+        with torch.set_grad_enabled(is_training):
             loss = sum(out.mean() for out in model(images))
-        if index % 10 == 0:
+        if is_training:
             loss.backward()
             model.zero_grad()
-        if index in (80, 200):
-            counts.append(held())
-    early, late = counts
+            counts[index] = held()
+    early, late = counts[80], counts[200]
     assert late[:2] == early[:2]
     assert late[2] < 1.3 * early[2]
 
@@ -44,43 +44,45 @@ def test_many_image_sizes_leak_nothing():
 def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
     model = SwinBackbone(**TINY, attn_backend=attn_backend).eval()
     images = [torch.randn(1, 3, 20 + 9 * index, 90 - 7 * index) for index in range(8)]
-    with torch.no_grad():
-        expected = [model(image) for image in images]
-    found: list = [None] * 8
 
-    def work(first: int) -> None:
-        with torch.no_grad():
-            for step in range(16):
-                found[first] = model(images[(first + step) % 8])
-                if not all(map(torch.equal, found[first], expected[(first + step) % 8])):
-                    return
-        found[first] = 'equal'
+    @torch.no_grad()
+    def run(first):
+        return [model(images[(first + step) % 8]) for step in range(16)]
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == ['equal'] * 8
+    expected = run(0)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(run, range(8)))
+    for first, outputs in enumerate(found):
+        for step, maps in enumerate(outputs):
+            assert all(map(torch.equal, maps, expected[(first + step) % 8]))
 
 
-@pytest.mark.parametrize('options', [{}, {'with_cp': True}, {'attn_backend': 'sdpa'}], ids=str)
+def trained(options):
+    """Return the outputs and the parameters of a backbone after two training steps."""
+    torch.manual_seed(0)
+    model = SwinBackbone(**TINY, drop_path_rate=0.3, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = sum(out.square().mean() for out in model(torch.randn(2, 3, 45, 60)))
+        loss.backward()
+        optimizer.step()
+    return [*model.eval()(torch.randn(1, 3, 45, 60)), *model.parameters()]
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'with_cp': True},
+        {'attn_backend': 'sdpa'},
+    ],
+    ids=str,
+)
 def test_deterministic_algorithms(options):
     """Under torch.use_deterministic_algorithms no operation raises, and results repeat bit for bit."""
-
-    def run() -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = SwinBackbone(**TINY, drop_path_rate=0.3, **options)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        for _ in range(2):
-            optimizer.zero_grad()
-            sum(out.square().mean() for out in model(torch.randn(2, 3, 45, 60))).backward()
-            optimizer.step()
-        with torch.no_grad():
-            return [*model.eval()(torch.randn(1, 3, 45, 60)), *model.parameters()]
-
     torch.use_deterministic_algorithms(True)
     try:
-        assert all(map(torch.equal, run(), run()))
+        assert all(map(torch.equal, trained(options), trained(options)))
     finally:
         torch.use_deterministic_algorithms(False)

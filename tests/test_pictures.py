@@ -7,7 +7,7 @@ from PIL import Image
 
 from swin_dense.ops import reference
 from swin_dense.ops.windows import Grid
-from tests.conftest import TINY, needs, photograph, randomize
+from tests.conftest import needs, photograph, tiny
 from tests.examples import load_example
 
 pytestmark = needs('matplotlib')
@@ -19,15 +19,15 @@ def pictures():
 
 
 def test_pca_against_a_singular_value_decomposition(pictures):
-    level = torch.randn(7, 9, 11) * torch.tensor([5.0, 3.0, 2.0, 1.0, 0.5, 0.2, 0.1])[:, None, None]
+    level = torch.randn(7, 9, 11) * torch.logspace(1, -1, 7)[:, None, None]
     cells = level.reshape(7, -1).T.double().numpy()
     left, values, _ = np.linalg.svd(cells - cells.mean(0), full_matrices=False)
-    for index in range(3):
-        component = left[:, index] * values[index]
-        low, high = np.percentile(component, [1, 99])
-        stretched = ((component - low) / (high - low)).clip(0, 1)
-        colour = pictures.pca_rgb(level)[:, :, index].flatten()
-        assert min(np.abs(colour - stretched).max(), np.abs(colour - (1 - stretched)).max()) < 1e-9
+    components = (left * values)[:, :3]
+    low, high = np.percentile(components, [1, 99], axis=0)
+    expected = ((components - low) / (high - low)).clip(0, 1)
+    found = pictures.pca_rgb(level).reshape(-1, 3)
+    same, opposite = (np.abs(found - one).max(0) for one in (expected, 1 - expected))
+    assert np.minimum(same, opposite).max() < 1e-9
 
 
 @pytest.mark.parametrize('shift', [(0, 0), (3, 2)])
@@ -39,10 +39,7 @@ def test_places_are_those_of_the_windows(pictures, shift):
 
 
 def test_attention_lies_in_the_window_and_sums_to_one(pictures):
-    from swin_dense import SwinBackbone
-
-    backbone = randomize(SwinBackbone(**TINY)).eval()
-    weights = pictures.token_attention(backbone, photograph(56, 84), 0, 0, (30, 40))
+    weights = pictures.token_attention(tiny(), photograph(56, 84), 0, 0, (30, 40))
     assert weights.shape[1:] == (14, 21)
     torch.testing.assert_close(weights.sum((1, 2)), torch.ones(len(weights)))
     assert weights[:, 7:14, 7:14].sum((1, 2)).min() > 0.999  # the window of cell (7, 10)
@@ -56,13 +53,18 @@ def test_shift_masks_are_true_where_tokens_were_neighbours(pictures):
     assert torch.equal(masks['bottom row'], expected)
 
 
+@pytest.fixture
+def image(tmp_path):
+    Image.fromarray(photograph(56, 84)).save(tmp_path / 'a.png')
+    return tmp_path / 'a.png'
+
+
 @pytest.mark.parametrize('kind', ['pyramid', 'attention', 'windows', 'masks'])
-def test_every_picture_is_drawn(pictures, monkeypatch, tmp_path, kind):
-    Image.fromarray(photograph(75, 106)).save(tmp_path / 'a.png')
-    arguments = [kind, str(tmp_path / 'a.png'), '--out', str(tmp_path / 'drawn.png')]
-    monkeypatch.setattr('sys.argv', ['pictures.py', *arguments])
+def test_every_picture_is_drawn(pictures, monkeypatch, image, kind):
+    out = image.with_name('drawn.png')
+    monkeypatch.setattr('sys.argv', ['pictures.py', kind, str(image), '--out', str(out)])
     pictures.main()
-    assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
+    assert out.read_bytes().startswith(b'\x89PNG')
 
 
 def test_a_mask_without_hidden_pairs_is_white(pictures):
@@ -70,9 +72,8 @@ def test_a_mask_without_hidden_pairs_is_white(pictures):
     assert [ax.images[0].get_clim() for ax in figure.axes] == [(0, 1)] * 4
 
 
-def test_windows_of_several_pieces_have_a_tint(pictures, tmp_path):
-    Image.fromarray(photograph(56, 84)).save(tmp_path / 'a.png')
-    figure = pictures.draw_windows(tmp_path / 'a.png', 4, 7)
+def test_windows_of_several_pieces_have_a_tint(pictures, image):
+    figure = pictures.draw_windows(image, 4, 7)
     plain, shifted = (ax.images[1].get_array().mask for ax in figure.axes)
     assert plain.all()
     whole = np.zeros((14, 21), bool)

@@ -1,18 +1,27 @@
 """examples/predict_large.py gives each pixel and each object of a scene once, at its place, whatever the tiles are."""
 
 import json
+from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
 
-from tests.conftest import needs
+from tests.conftest import IfInstalled, needs
 from tests.examples import load_example
 
 pytestmark = [needs('rasterio'), needs('supervision')]
+coco_mask = IfInstalled('pycocotools.mask')
+cv2 = IfInstalled('cv2')
+rasterio = IfInstalled('rasterio')
 HEIGHT, WIDTH = 200, 260
 # x1, y1, x2, y2 of objects: inside a tile of 64 pixels, across one of its borders, across a corner, at the edge.
-BOXES = [(5, 6, 25, 20), (50, 10, 80, 40), (110, 100, 140, 141), (180, 120, 212, 150), (230, 170, 260, 200)]
+BOXES = [
+    (5, 6, 25, 20),
+    (50, 10, 80, 40),
+    (110, 100, 140, 141),
+    (180, 120, 212, 150),
+    (230, 170, 260, 200),
+]
 
 
 class Segmentor:
@@ -20,10 +29,11 @@ class Segmentor:
 
     classes = ('a', 'b', 'c')
     is_detector = False
+    largest = 0
 
     def predict(self, pixels):
-        self.largest = max(getattr(self, 'largest', 0), *pixels.shape[:2])
-        return type('Prediction', (), {'labels': pixels[:, :, 0].astype(np.int32)})
+        self.largest = max(self.largest, *pixels.shape[:2])
+        return SimpleNamespace(labels=pixels[:, :, 0].astype(np.int32))
 
 
 class Detector:
@@ -33,16 +43,20 @@ class Detector:
 
     def __call__(self, pixels):
         _, regions = cv2.connectedComponents((pixels[:, :, 0] > 0).astype(np.uint8))
-        return {'instances': [self.instance(pixels, regions == one) for one in range(1, regions.max() + 1)]}
+        masks = [regions == one for one in range(1, regions.max() + 1)]
+        return {'instances': [self.instance(pixels, mask) for mask in masks]}
 
     def instance(self, pixels, mask):
         """Score a part of an object higher than the whole, which must replace it nevertheless."""
-        from swin_dense.workbench.runtime.masks import run_lengths
+        from swin_dense.workbench.runtime.masks import run_lengths  # which the core lacks
 
         rows, columns = mask.nonzero()
-        box = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
-        label = int(pixels[rows[0], columns[0], 0]) - 1
-        return {'box': box, 'score': 0.9 - mask.sum() / 1e4, 'label': label, 'mask': run_lengths(mask)}
+        return {
+            'box': [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1],
+            'score': 0.9 - mask.sum() / 1e4,
+            'label': int(pixels[rows[0], columns[0], 0]) - 1,
+            'mask': run_lengths(mask),
+        }
 
 
 @pytest.fixture
@@ -53,65 +67,68 @@ def example(monkeypatch):
     return example
 
 
-def write_scene(path, bands, **options):
-    import rasterio
+@pytest.fixture
+def scene(tmp_path):
+    return tmp_path / 'scene.tif'
 
+
+def write(path, bands, **options):
     count, height, width = bands.shape
     size = {'width': width, 'height': height, 'count': count, 'dtype': bands.dtype}
-    with rasterio.open(path, 'w', driver='GTiff', **size, **options) as scene:
-        scene.write(bands)
+    with rasterio.open(path, 'w', driver='GTiff', **size, **options) as file:
+        file.write(bands)
 
 
-def test_a_map_has_the_class_of_every_pixel_and_the_place_of_the_scene(example, tmp_path):
-    import rasterio
-    from rasterio.transform import from_origin
+def mapped(example, model, scene):
+    """Return the map of a scene, opened."""
+    example.map_classes(model, str(scene), str(scene.with_name('map.tif')))
+    return rasterio.open(scene.with_name('map.tif'))
 
+
+def detected(example, scene):
+    out = scene.with_name('found.json')
+    example.detect(Detector(), str(scene), str(out))
+    return json.loads(out.read_text())
+
+
+def test_a_map_has_the_class_of_every_pixel_and_the_place_of_the_scene(example, scene):
     bands = np.random.default_rng(0).integers(0, 3, (3, HEIGHT, WIDTH), dtype=np.uint16)
     bands[:, 30:40, 50:90] = 9  # no data
-    place = {'crs': 'EPSG:32632', 'transform': from_origin(6e5, 5e6, 10, 10)}
-    write_scene(tmp_path / 'scene.tif', bands, nodata=9, **place)
+    place = {'crs': 'EPSG:32632', 'transform': rasterio.transform.from_origin(6e5, 5e6, 10, 10)}
+    write(scene, bands, nodata=9, **place)
     model = Segmentor()
-    example.map_classes(model, str(tmp_path / 'scene.tif'), str(tmp_path / 'map.tif'))
-    with rasterio.open(tmp_path / 'map.tif') as written:
+    with mapped(example, model, scene) as written:
         assert np.array_equal(written.read(1), np.where(bands[0] == 9, 255, bands[0]))
         assert (written.crs, written.transform) == (place['crs'], place['transform'])
         assert (written.nodata, written.dtypes) == (255, ('uint8',))
     assert model.largest == 64 + 2 * 48
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['map.tif', 'scene.tif']
+    assert sorted(path.name for path in scene.parent.iterdir()) == ['map.tif', 'scene.tif']
 
 
-def test_a_map_of_more_classes_than_a_byte_holds(example, tmp_path):
-    import rasterio
-
+def test_a_map_of_more_classes_than_a_byte_holds(example, scene):
     bands = np.arange(300, dtype=np.uint16).reshape(1, 15, 20)
-    write_scene(tmp_path / 'scene.tif', bands)
+    write(scene, bands)
     model = Segmentor()
     model.classes = range(300)
-    example.map_classes(model, str(tmp_path / 'scene.tif'), str(tmp_path / 'map.tif'))
-    with rasterio.open(tmp_path / 'map.tif') as written:
+    with mapped(example, model, scene) as written:
         assert np.array_equal(written.read(), bands)
 
 
-def test_an_object_across_tiles_is_found_once_and_whole(example, tmp_path):
-    from pycocotools import mask as run_lengths
-
+def test_an_object_across_tiles_is_found_once_and_whole(example, scene):
     bands = np.zeros((3, HEIGHT, WIDTH), np.uint8)
     for index, (left, top, right, bottom) in enumerate(BOXES):
         bands[:, top:bottom, left:right] = 1 + index % 2
-    write_scene(tmp_path / 'scene.tif', bands, crs='EPSG:32632')
-    example.detect(Detector(), str(tmp_path / 'scene.tif'), str(tmp_path / 'found.json'))
-    found = sorted(json.loads((tmp_path / 'found.json').read_text()), key=lambda one: one['bbox'])
+    write(scene, bands, crs='EPSG:32632')
+    found = sorted(detected(example, scene), key=lambda one: one['bbox'])
     assert [one['image_id'] for one in found] == [1] * len(BOXES)
-    for index, (one, box) in enumerate(zip(found, BOXES, strict=True)):
-        left, top, right, bottom = box
+    assert [one['category_id'] for one in found] == [1, 2, 1, 2, 1]
+    for one, (left, top, right, bottom) in zip(found, BOXES, strict=True):
         assert one['bbox'] == [left, top, right - left, bottom - top]
-        assert one['category_id'] == 1 + index % 2
         expected = np.zeros((HEIGHT, WIDTH), bool)
         expected[top:bottom, left:right] = True
-        assert np.array_equal(run_lengths.decode(one['segmentation']), expected)
+        assert np.array_equal(coco_mask.decode(one['segmentation']), expected)
 
 
-def test_a_scene_without_objects(example, tmp_path):
-    write_scene(tmp_path / 'scene.tif', np.zeros((3, HEIGHT, WIDTH), np.uint8))
-    example.detect(Detector(), str(tmp_path / 'scene.tif'), str(tmp_path / 'found.json'))
-    assert json.loads((tmp_path / 'found.json').read_text()) == []
+def test_a_scene_without_objects(example, scene):
+    write(scene, np.zeros((3, HEIGHT, WIDTH), np.uint8))
+    assert detected(example, scene) == []

@@ -21,13 +21,24 @@ def detected(*instances):
     return SimpleNamespace(labels=None, record=record)
 
 
-def test_agreement_counts_what_either_file_has_alone(example):
-    box, near, far = [0, 0, 20, 20], [0, 0, 20, 19], [0, 0, 20, 10]
-    assert example.agreement(detected((0, box)), detected((0, near))) == 1
-    assert example.agreement(detected((0, box)), detected((1, box))) == 0
-    assert example.agreement(detected((0, box)), detected((0, far))) == 0
-    assert example.agreement(detected((0, box)), detected((0, box), (1, far))) == pytest.approx(2 / 3)
-    assert example.agreement(detected(), detected()) == 1
-    assert example.agreement(detected((0, box)), detected()) == 0
-    maps = [SimpleNamespace(labels=np.array([[0, 1, 2, one]])) for one in (3, 4)]
-    assert example.agreement(*maps) == 0.75
+def mapped(last):
+    return SimpleNamespace(labels=np.array([[0, 1, 2, last]]))
+
+
+BOX, NEAR, FAR = [0, 0, 20, 20], [0, 0, 20, 19], [0, 0, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'share'),
+    [
+        (detected((0, BOX)), detected((0, NEAR)), 1),
+        (detected((0, BOX)), detected((1, BOX)), 0),
+        (detected((0, BOX)), detected((0, FAR)), 0),
+        (detected((0, BOX)), detected((0, BOX), (1, FAR)), 2 / 3),
+        (detected((0, BOX)), detected(), 0),
+        (detected(), detected(), 1),
+        (mapped(3), mapped(4), 0.75),
+    ],
+)
+def test_agreement_counts_what_either_file_has_alone(example, first, second, share):
+    assert example.agreement(first, second) == pytest.approx(share)

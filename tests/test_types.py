@@ -1,9 +1,6 @@
 """What type checkers and editors know of the public names."""
 
 import inspect
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +8,7 @@ from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from swin_dense.features.pyramid import PyramidOptions
 from swin_dense.models.options import Options
 from tests.conftest import ROOT, needs
+from tests.processes import python
 
 LINES = """
 import numpy, torch
@@ -32,10 +30,8 @@ backbone(image=torch.rand(1, 3, 64, 64))
 def test_mypy_reports_wrong_options_and_no_others(tmp_path):
     (tmp_path / 'user.py').write_text(LINES.lstrip())
     # Errors in other files are not those of an installed package's user.
-    options = ['--cache-dir', str(tmp_path / 'cache'), '--follow-imports', 'silent', '--ignore-missing-imports']
-    command = [sys.executable, '-m', 'mypy', *options, 'user.py']
-    environment = {**os.environ, 'MYPYPATH': str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    options = ['--cache-dir', 'cache', '--follow-imports', 'silent', '--ignore-missing-imports']
+    done = python('-m', 'mypy', *options, 'user.py', status=1, cwd=tmp_path, MYPYPATH=str(ROOT))
     errors = [line for line in done.stdout.splitlines() if 'error:' in line]
     assert {int(line.split(':')[1]) for line in errors} == {7, 8, 9, 10, 11}, done.stdout + done.stderr
     assert 'did you mean "window_size"?' in errors[0]

@@ -14,7 +14,8 @@ def partition(x, window, shift=(0, 0)):
     """Cut (B, H, W, C) into windows (B, N, T, C), with zeros as padding."""
     batch, height, width, channels = x.shape
     rows, columns = window_grid(height, width, window)
-    x = F.pad(x, (0, 0, 0, columns * window[1] - width, 0, rows * window[0] - height))
+    below, right = rows * window[0] - height, columns * window[1] - width
+    x = F.pad(x, (0, 0, 0, right, 0, below))
     x = x.roll((-shift[0], -shift[1]), dims=(1, 2))
     grid = x.reshape(batch, rows, window[0], columns, window[1], channels)
     return grid.transpose(2, 3).reshape(batch, rows * columns, window[0] * window[1], channels)
@@ -24,34 +25,42 @@ def merge(x, size, window, shift=(0, 0)):
     """Undo :func:`partition` for a map of the given size."""
     batch, _, _, channels = x.shape
     rows, columns = window_grid(*size, window)
-    grid = x.reshape(batch, rows, columns, window[0], window[1], channels).transpose(2, 3)
-    x = grid.reshape(batch, rows * window[0], columns * window[1], channels).roll(shift, dims=(1, 2))
+    grid = x.reshape(batch, rows, columns, *window, channels).transpose(2, 3)
+    x = grid.reshape(batch, rows * window[0], columns * window[1], channels)
+    x = x.roll(shift, dims=(1, 2))
     return x[:, : size[0], : size[1]]
+
+
+def region_slices(side, shift):
+    """Return the parts of an axis between which attention is masked."""
+    if not shift:
+        return [slice(None)]
+    return [
+        slice(0, -side),
+        slice(-side, -shift),
+        slice(-shift, None),
+    ]
 
 
 def region_ids(height, width, window, shift):
     """Number the nine regions of the rolled map as the official code does, (N, T)."""
     rows, columns = window_grid(height, width, window)
     ids = torch.zeros(1, rows * window[0], columns * window[1], 1)
-    slices = [
-        (slice(0, -side), slice(-side, -by), slice(-by, None)) if by else (slice(0, None),)
-        for side, by in zip(window, shift, strict=True)
-    ]
-    for row, of_rows in enumerate(slices[0]):
-        for column, of_columns in enumerate(slices[1]):
+    for row, of_rows in enumerate(region_slices(window[0], shift[0])):
+        for column, of_columns in enumerate(region_slices(window[1], shift[1])):
             ids[:, of_rows, of_columns] = 3 * row + column
     return partition(ids, window)[0, :, :, 0]
 
 
 def window_attention(qkv, relative_bias, pad_kv, spec):
     """Attend to the tokens of a map of any size; ``pad_kv`` are the keys and values of padding tokens, or None."""
-    batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+    height, width = qkv.shape[1:3]
+    channels = qkv.shape[3] // 3
     windows = partition(qkv, spec.window, spec.shift)
     if pad_kv is not None:
         is_real = partition(torch.ones_like(qkv[:1, :, :, :1]), spec.window, spec.shift) > 0
         windows = torch.where(is_real, windows, F.pad(pad_kv, (channels, 0)).to(qkv.dtype))
-    tokens = spec.window[0] * spec.window[1]
-    heads = windows.reshape(batch, windows.shape[1], tokens, 3, spec.num_heads, channels // spec.num_heads)
+    heads = windows.reshape(*windows.shape[:3], 3, spec.num_heads, channels // spec.num_heads)
     q, k, v = heads.permute(3, 0, 1, 4, 2, 5)
     scores = q @ k.transpose(-2, -1) * spec.scale
     if relative_bias is not None:
@@ -59,13 +68,18 @@ def window_attention(qkv, relative_bias, pad_kv, spec):
     ids = region_ids(height, width, spec.window, spec.shift).to(qkv.device)
     is_apart = ids[:, None, :, None] != ids[:, None, None, :]
     scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    return merge((scores.softmax(-1) @ v).transpose(2, 3).flatten(3), (height, width), spec.window, spec.shift)
+    out = (scores.softmax(-1) @ v).transpose(2, 3).flatten(3)
+    return merge(out, (height, width), spec.window, spec.shift)
 
 
 def neighbours(x, stride):
     """Concatenate 2x2 neighbours in the official order, with zeros as padding: (B, H', W', 4C)."""
-    rows, columns = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
-    x = F.pad(x, (0, 0, 0, (columns - 1) * stride + 2 - x.shape[2], 0, (rows - 1) * stride + 2 - x.shape[1]))
-    last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
-    parts = [x[:, i : last_row + i : stride, j : last_column + j : stride] for j in (0, 1) for i in (0, 1)]
+    height, width = x.shape[1:3]
+    last_row = (-(-height // stride) - 1) * stride
+    last_column = (-(-width // stride) - 1) * stride
+    x = F.pad(x, (0, 0, 0, last_column + 2 - width, 0, last_row + 2 - height))
+    parts = []
+    for j in (0, 1):
+        for i in (0, 1):
+            parts.append(x[:, i : last_row + i + 1 : stride, j : last_column + j + 1 : stride])
     return torch.cat(parts, -1)

@@ -5,7 +5,14 @@ import json
 import onnx
 from onnx import helper, numpy_helper
 
-COLOURS = {'classes': ['blue', 'green', 'red'], 'palette': [[0, 0, 255], [0, 255, 0], [255, 0, 0]]}
+COLOURS = {
+    'classes': ['blue', 'green', 'red'],
+    'palette': [
+        [0, 0, 255],
+        [0, 255, 0],
+        [255, 0, 0],
+    ],
+}
 SEGMENTOR = {'format': 1, 'task': 'segmentation', 'resize': None, **COLOURS}
 
 

@@ -1,20 +1,19 @@
 """`swin-dense convert`: checkpoint files of all families, with options inferred or given."""
 
-import subprocess
 import sys
 
 import mmdet.models.backbones
 import pytest
 import torch
+from mmengine import ConfigDict
 
 from swin_dense import SwinBackbone, SwinV2Backbone
-from swin_dense.checkpoint import export_state_dict, load_checkpoint
-from swin_dense.checkpoint.infer import infer_options
-from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint import export_state_dict
 from swin_dense.checkpoint.read import read_file
 from swin_dense.commands._main import main
 from swin_dense.utils.choices import FAMILIES
-from tests.conftest import ROOT, randomize
+from tests.conftest import assert_near, equal_weights, randomize
+from tests.processes import python
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
 
@@ -41,7 +40,7 @@ def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     assert run(tmp_path / f'a{ending}', tmp_path / 'b.pth') == 0
     back, expected = read_file(tmp_path / 'b.pth')['model'], export_state_dict(source, 'official')
     assert back.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in back.items())
+    assert equal_weights(back, expected)
 
 
 FULL_DISK = """
@@ -56,91 +55,52 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
 def test_a_full_disk_is_one_line_with_the_path(tmp_path, file, ending):
     out = tmp_path / f'a{ending}'
-    command = [sys.executable, '-c', FULL_DISK, 'convert', file, '--out', str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = python('-c', FULL_DISK, 'convert', file, '--out', out, status=2)
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f'swin-dense convert: error: {out} cannot be written')
     assert 'Traceback' not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
 
 
-@pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])
-def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file, pretrained_on):
-    if pretrained_on == 'classifier':
-        state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith('norm')}
-        torch.save({'model': state}, file)
-    assert run(file, tmp_path / 'mmdet.pth', '--to', 'mmdet') == 0
-    from mmengine import ConfigDict
-
-    init_cfg = ConfigDict(type='Pretrained', checkpoint=str(tmp_path / 'mmdet.pth'))
+def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file):
+    path = tmp_path / 'mmdet.pth'
+    assert run(file, path, '--to', 'mmdet') == 0
+    init_cfg = ConfigDict(type='Pretrained', checkpoint=str(path))
     peer = mmdet.models.backbones.SwinTransformer(**ARCH, init_cfg=init_cfg)
     peer.init_weights()
     peer.eval()
-    if pretrained_on == 'classifier':
-        for stage in range(4):
-            getattr(source, f'norm{stage}').reset_parameters()
     image = torch.randn(1, 3, 64, 80)
     with torch.no_grad():
-        torch.testing.assert_close(source.eval()(image), peer(image), atol=1e-4, rtol=1e-4)
+        assert_near(source.eval()(image), peer(image), 1e-4)
 
 
-def test_options_of_the_backbone_are_inferred_from_the_file(tmp_path):
-    options = {
-        'window_size': 5,
-        'in_channels': 2,
-        'patch_size': 2,
-        'mlp_ratio': 2,
-        'qkv_bias': False,
-        'use_abs_pos_embed': True,
-        'pretrain_img_size': 32,
-    }
-    source = randomize(SwinBackbone(**ARCH, **options), 1)
-    torch.save(source.state_dict(), tmp_path / 'a.pth')
-    assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet') == 0
-    backbone = SwinBackbone(**ARCH, **options)
-    load_checkpoint(backbone, tmp_path / 'b.pth', log=None)
-    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
-
-
-def test_outputs_are_inferred_from_the_file(tmp_path, file):
-    """The backbone of a RetinaNet has no norm for the first stage."""
-    source = randomize(SwinBackbone(**ARCH, out_indices=(1, 2, 3)), 1)
-    torch.save({'state_dict': {f'backbone.{name}': x for name, x in source.state_dict().items()}}, file)
-    assert run(file, tmp_path / 'a.pth', '--to', 'mmdet') == 0
-    written = read_file(tmp_path / 'a.pth')['state_dict']
-    assert all(torch.equal(tensor, written[f'backbone.{name}']) for name, tensor in source.state_dict().items())
-    assert not any('norm0' in key for key in written)
-
-
-def test_failures_are_explained_and_write_nothing(tmp_path, file, capsys):
-    for arguments, message in [
-        ([tmp_path / 'none.pth', tmp_path / 'a.pth'], 'no checkpoint file'),
-        ([file, tmp_path / 'no folder' / 'a.pth'], 'there is no folder'),
-        ([file, file], 'exists already'),
-    ]:
-        assert run(*arguments) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ('given', 'out', 'message'),
+    [
+        ('none.pth', 'a.pth', 'no checkpoint file'),
+        ('source.pth', 'no folder/a.pth', 'there is no folder'),
+        ('source.pth', 'source.pth', 'exists already'),
+    ],
+)
+def test_failures_are_explained_and_write_nothing(tmp_path, file, monkeypatch, capsys, given, out, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(given, out) == 2
+    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
+
+
+def test_a_file_is_replaced_on_request(file, capsys):
     assert run(file, file, '--force') == 0
+    assert f'wrote {file} (official)' in capsys.readouterr().out
 
 
-def test_report_as_text(tmp_path, file, capsys):
-    assert run(file, tmp_path / 'a.pth') == 0
-    printed = capsys.readouterr().out
-    assert f'wrote {tmp_path / "a.pth"} (official)' in printed
-
-
-def test_swin_v2_needs_its_pretrained_window_sizes(tmp_path, capsys):
+def test_swin_v2_needs_its_pretrained_window_sizes_and_a_family_that_has_it(tmp_path, capsys):
     backbone = SwinV2Backbone(**ARCH, window_size=16, pretrained_window_size=(8, 8, 8, 4))
-    torch.save(export_state_dict(backbone, 'timm'), tmp_path / 'timm.pth')
-    command = tmp_path / 'timm.pth', tmp_path / 'official.pth'
-    assert run(*command) == 2
+    source = tmp_path / 'v2.pth'
+    torch.save(export_state_dict(backbone, 'timm'), source)
+    assert run(source, tmp_path / 'a.pth') == 2
     assert 'pretrained_window_size' in capsys.readouterr().err
-    torch.save({'model': export_state_dict(backbone, 'official')}, tmp_path / 'official.pth')
-    found = find_backbone(tmp_path / 'official.pth')
-    options = infer_options(found, {})
-    assert (options['pretrained_window_size'], options['window_size']) == ((8, 8, 8, 4), (16, 16))
-    assert run(tmp_path / 'official.pth', tmp_path / 'mm.pth', '--to', 'mmpretrain') == 0
-    assert run(tmp_path / 'official.pth', tmp_path / 'no.pth', '--to', 'mmdet') == 2
+    torch.save({'model': export_state_dict(backbone, 'official')}, source)
+    assert run(source, tmp_path / 'a.pth', '--to', 'mmpretrain') == 0
+    assert run(source, tmp_path / 'b.pth', '--to', 'mmdet') == 2
     assert 'mmdet has no Swin V2' in capsys.readouterr().err

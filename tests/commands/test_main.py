@@ -53,20 +53,19 @@ def test_the_overview_lists_every_command_with_its_summary(capsys):
         assert getattr(module, 'EXTRA', 'mm') in {*EXTRAS, 'mm'}
 
 
-@pytest.mark.parametrize('arguments', [[], ['no-such-command'], ['flops', '--no-such-option']])
-def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ([], 'error: give a command'),
+        (['exploer'], "there is no command 'exploer'; did you mean 'explore'? (`swin-dense --help` lists them)"),
+        (['flops', '--no-such-option'], 'error: '),
+    ],
+)
+def test_wrong_usage_of_the_command_line_itself(arguments, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
-    assert 'error: ' in capsys.readouterr().err
-
-
-def test_the_nearest_name_is_suggested(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(['exploer'])
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert "there is no command 'exploer'; did you mean 'explore'? (`swin-dense --help` lists them)" in said
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', command_names())
@@ -106,12 +105,10 @@ def test_exit_status_of_every_outcome(command, capsys):
         assert capsys.readouterr().err == 'swin-dense flops: error: a b\n'
 
 
-@pytest.mark.parametrize('sizes', [(2**50,), (2**40, 2**40)])
-def test_too_little_memory_is_reported_in_one_line(command, capsys, sizes):
-    assert command(lambda args: torch.empty(sizes)) == 2
-    printed_error = capsys.readouterr().err
-    assert 'error: there is not enough memory for these sizes' in printed_error
-    assert printed_error.count('\n') == 1
+def test_too_little_memory_is_reported_in_one_line(command, capsys):
+    assert command(lambda args: torch.empty(2**50)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'error: there is not enough memory for these sizes' in line
 
 
 def test_an_environment_variable_shows_the_traceback(command, monkeypatch):
@@ -145,22 +142,13 @@ def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
 @pytest.mark.parametrize(
     ('torch_is', 'arguments', 'message'),
     [
-        (
-            'missing',
-            'features photos --out out',
-            'error: swin_dense needs torch, which cannot be imported (ModuleNotFoundError',
-        ),
+        ('missing', 'features photos --out out', 'error: swin_dense needs torch, which cannot be imported (Module'),
         ('broken', 'features photos --out out', 'needs torch, which cannot be imported (RuntimeError: no GPU here'),
         ('missing', 'features photos --out out --tile 0', 'error: --tile must be at least 1'),
         ('missing', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('broken', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'Not a directory'),
-        pytest.param(
-            'missing',
-            'predict swin.py swin.pth photos/a.png',
-            'error: swin_dense needs torch',
-            marks=needs('mmcv'),
-        ),
+        pytest.param('missing', 'predict swin.py swin.pth photos/a.png', 'needs torch', marks=needs('mmcv')),
     ],
 )
 def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, arguments, message):
@@ -169,14 +157,13 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
     from tests.commands.files import write_file
 
     write_file(tmp_path / 'model.onnx')
-    (tmp_path / 'photos').mkdir()
+    for folder in ('photos', 'torch'):
+        (tmp_path / folder).mkdir()
     Image.new('RGB', (40, 30)).save(tmp_path / 'photos' / 'a.png')
-    for name in ('a.json', 'swin.py', 'swin.pth'):
+    for name in ('swin.py', 'swin.pth'):
         (tmp_path / name).write_text('default_scope = "mmdet"')
+    (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
     absent = ['openvino', 'tifffile', *(['torch'] if torch_is == 'missing' else [])]
-    if torch_is == 'broken':
-        (tmp_path / 'torch').mkdir()
-        (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
     paths = f'{tmp_path}{os.pathsep}{ROOT}'
     done = without(absent, *arguments.split(), status=2, cwd=tmp_path, PYTHONPATH=paths)
     assert message in done.stderr
@@ -184,12 +171,10 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
 
 
 def test_as_a_program():
-    command = [sys.executable, '-m', 'swin_dense', '--version']
-    assert subprocess.run(command, capture_output=True, text=True).stdout == f'swin-dense {swin_dense.__version__}\n'
+    assert python('-m', 'swin_dense', '--version').stdout == f'swin-dense {swin_dense.__version__}\n'
 
 
 def test_a_closed_pipe_is_no_error():
     command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --weights | head -c 10'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
-    assert (done.returncode, len(done.stdout)) == (0, 10), done.stderr
-    assert not done.stderr
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, 10, '')

@@ -17,7 +17,7 @@ from pycocotools import mask as coco_mask
 from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.recipes.files import load_recipe
-from tests.conftest import randomize
+from tests.conftest import photograph, randomize
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 
@@ -32,13 +32,11 @@ def make_weights(framework, path, **meta):
 
 @pytest.fixture
 def pictures(tmp_path):
-    generator = np.random.default_rng(0)
     folder = tmp_path / 'my pictures'
     folder.mkdir()
-    paths = [folder / 'a b.png', folder / 'c.jpg']
-    for path in paths:
-        Image.fromarray(generator.integers(0, 255, (60, 90, 3), dtype=np.uint8)).save(path)
-    return paths
+    for name in ('a b.png', 'c.jpg'):
+        Image.fromarray(photograph(60, 90)).save(folder / name)
+    return [folder / 'a b.png', folder / 'c.jpg']
 
 
 def predict(framework, tmp_path, *images, options=()):
@@ -57,28 +55,16 @@ def names_in(out):
 def test_a_detector(tmp_path, pictures):
     status, out, weights = predict('mmdet', tmp_path, *pictures, options=('--score', '0'))
     assert status == 0
-    assert names_in(out) == [
-        'a b.json',
-        'a b.painted.jpg',
-        'c.json',
-        'c.painted.jpg',
-    ]
-    config = load_recipe(RECIPES['mmdet'])
+    assert names_in(out) == ['a b.json', 'a b.painted.jpg', 'c.json', 'c.painted.jpg']
+    model = mmdet.apis.init_detector(load_recipe(RECIPES['mmdet']), weights, device='cpu')
     for path in pictures:
-        model = mmdet.apis.init_detector(config, weights, device='cpu')
         expected = mmdet.apis.inference_detector(model, str(path)).pred_instances
         record = json.loads((out / f'{path.stem}.json').read_text())
-        found = record['instances']
+        found = record.pop('instances')
         assert len(found) == len(expected) > 0
-        assert {key: record[key] for key in record if key != 'instances'} == {
-            'format': 1,
-            'image': str(path),
-            'height': 60,
-            'width': 90,
-        }
-        torch.testing.assert_close(torch.tensor([one['box'] for one in found]), expected.bboxes)
-        torch.testing.assert_close(torch.tensor([one['score'] for one in found]), expected.scores)
-        assert [one['label'] for one in found] == expected.labels.tolist()
+        assert record == {'format': 1, 'image': str(path), 'height': 60, 'width': 90}
+        for field, tensor in (('box', expected.bboxes), ('score', expected.scores), ('label', expected.labels)):
+            torch.testing.assert_close(torch.tensor([one[field] for one in found]), tensor)
         assert {one['class'] for one in found} <= {'disc', 'ring', 'square', 'triangle', 'star'}
         masks = [coco_mask.decode(one['mask']).astype(bool) for one in found]
         np.testing.assert_array_equal(masks, expected.masks.numpy())
@@ -101,42 +87,56 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     model = mmseg.apis.init_model(load_recipe(RECIPES['mmseg']), weights, device='cpu')
     expected = mmseg.apis.inference_model(model, str(pictures[1])).pred_sem_seg.data[0].numpy()
     np.testing.assert_array_equal(np.array(Image.open(out / 'c.labels.png')), expected)
+    names = ('wall', 'ball', 'clock', 'box', 'flag', 'light')
     segments = json.loads((out / 'c.json').read_text())['segments']
     assert sum(segment['share'] for segment in segments) == pytest.approx(1)
-    names = ('wall', 'ball', 'clock', 'box', 'flag', 'light')
     for segment in segments:
         assert segment['class'] == names[segment['label']]
         assert segment['share'] == pytest.approx((expected == segment['label']).mean())
 
 
 FIVE, SIX = ('a', 'b', 'c', 'd', 'e'), ('u', 'v', 'w', 'x', 'y', 'z')
-COLOURS = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12), (13, 14, 15)]
+COLOURS = [
+    (1, 2, 3),
+    (4, 5, 6),
+    (7, 8, 9),
+    (10, 11, 12),
+    (13, 14, 15),
+]
+
+
+NAMED = {'classes': FIVE, 'palette': COLOURS}
+
+
+def predictor_of(framework, meta, dataset, folder):
+    """Return a predictor with metadata of the checkpoint, and changes of the test data set."""
+    config = load_recipe(RECIPES[framework])
+    for key, value in dataset.items():
+        config.test_dataloader.dataset[key] = value
+    make_weights(framework, folder / 'w.pth', **meta)
+    return Predictor(config, str(folder / 'w.pth'), 'cpu')
 
 
 @pytest.mark.parametrize(
     ('framework', 'meta', 'dataset', 'classes', 'palette'),
     [
         # Names of the checkpoint, also if the test data set is COCO with its 80 names.
-        ('mmdet', {'dataset_meta': {'classes': FIVE, 'palette': COLOURS}}, {'metainfo': {}}, FIVE, COLOURS),
+        ('mmdet', {'dataset_meta': NAMED}, {'metainfo': {}}, FIVE, COLOURS),
         ('mmdet', {'CLASSES': FIVE, 'PALETTE': COLOURS}, {'metainfo': {}}, FIVE, COLOURS),
         ('mmdet', {'dataset_meta': {'CLASSES': FIVE}}, {}, FIVE, None),
         ('mmseg', {'dataset_meta': {'classes': SIX, 'palette': COLOURS}}, {'type': 'ADE20KDataset'}, SIX, None),
         # Names of the test data set.
-        ('mmdet', {}, {'metainfo': {'classes': FIVE, 'palette': COLOURS}}, FIVE, COLOURS),
-        ('mmdet', {}, {'metainfo': {'classes': '{file}'}}, FIVE, None),
+        ('mmdet', {}, {'metainfo': NAMED}, FIVE, COLOURS),
+        ('mmdet', {}, {'metainfo': {'classes': 'names.txt'}}, FIVE, None),
         ('mmseg', {'epoch': 3}, {'metainfo': {'classes': SIX}}, SIX, None),
     ],
 )
-def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framework, meta, dataset, classes, palette):
-    names = tmp_path / 'names.txt'
-    names.write_text('\n'.join(FIVE))
-    config = load_recipe(RECIPES[framework])
-    for key, value in dataset.items():
-        config.test_dataloader.dataset[key] = value
-    if config.test_dataloader.dataset.get('metainfo', {}).get('classes') == '{file}':
-        config.test_dataloader.dataset.metainfo = {'classes': str(names)}
-    make_weights(framework, tmp_path / 'w.pth', **meta)
-    predictor = Predictor(config, str(tmp_path / 'w.pth'), 'cpu')
+def test_class_names_come_from_the_checkpoint_or_the_data_set(
+    tmp_path, monkeypatch, framework, meta, dataset, classes, palette
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'names.txt').write_text('\n'.join(FIVE))
+    predictor = predictor_of(framework, meta, dataset, tmp_path)
     assert predictor.classes == classes
     assert predictor.model.dataset_meta == {'classes': classes, 'palette': predictor.palette}
     assert predictor.palette == palette or palette is None
@@ -152,12 +152,8 @@ def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framewor
     ],
 )
 def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, dataset, message):
-    config = load_recipe(RECIPES[framework])
-    for key, value in dataset.items():
-        config.test_dataloader.dataset[key] = value
-    make_weights(framework, tmp_path / 'w.pth', **meta)
     with pytest.raises(ValueError, match=message):
-        Predictor(config, str(tmp_path / 'w.pth'), 'cpu')
+        predictor_of(framework, meta, dataset, tmp_path)
 
 
 def test_a_config_without_a_framework_is_refused():
@@ -166,19 +162,34 @@ def test_a_config_without_a_framework_is_refused():
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('words', 'message'),
     [
-        (['{a}', '{a}', 'nowhere.jpg'], 'there is no file nowhere.jpg'),
-        (['{a}', 'nowhere.pth', '{a}'], 'there is no file nowhere.pth'),
-        (['no-such-recipe', '{a}', '{a}'], 'no recipe and no config file'),
-        (['upernet_swin-demo', '{a}', '{a}', '--score', '2'], '--score must lie between 0 and 1'),
-        (['upernet_swin-demo', '{a}', '{a}'], 'no weights are published for the recipe upernet_swin-demo'),
-        (['model.onnx', '{a}', '--resume', '--force'], '--resume keeps results and --force replaces them'),
+        ('a.png a.png nowhere.jpg', 'there is no file nowhere.jpg'),
+        ('a.png nowhere.pth a.png', 'there is no file nowhere.pth'),
+        ('upernet_swin-demo nowhere.jpg', 'there is no file nowhere.jpg'),
+        ('upernet_swin-demo nowhere.pth', 'there is no file nowhere.pth'),
+        ('upernet_swin-demo empty', 'the folder empty contains no images'),
+        (
+            'upernet_swin-demo',
+            'give a model and images: RECIPE IMAGE..., CONFIG CHECKPOINT IMAGE... or MODEL.onnx IMAGE',
+        ),
+        ('upernet_swin-demo mine.py', 'give a model and images'),
+        ('upernet_swin-demo a.png', 'no weights are published for the recipe upernet_swin-demo'),
+        ('mine.py a.png', 'mine.py is a config file, for which no weights are published; give its checkpoint'),
+        ('no-such-recipe a.png', "there is no recipe and no config file 'no-such-recipe'"),
+        ('upernet_swin-demo mine.py a.png --score 2', '--score must lie between 0 and 1'),
+        ('upernet_swin-demo mine.py a.png --runtime openvino', '--runtime needs an .onnx file'),
+        ('model.onnx a.png --device cpu', '--device and --set need a config'),
+        ('model.onnx a.png --resume --force', '--resume keeps results and --force replaces them'),
     ],
 )
-def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, message):
+def test_wrong_arguments(tmp_path, capsys, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    assert main(['predict', *(argument.format(a=pictures[0]) for argument in arguments)]) == 2
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'mine.py').write_text("default_scope = 'mmdet'")
+    for name in ('a.png', 'model.onnx'):
+        (tmp_path / name).write_text('')
+    assert main(['predict', *words.split()]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'predictions').exists()
 
@@ -187,45 +198,36 @@ def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, mes
     ('load', 'dtype'),
     [
         ({'color_type': 'unchanged'}, np.uint16),
-        ({'imdecode_backend': 'tifffile'}, np.float32),
+        ({'color_type': 'unchanged', 'imdecode_backend': 'tifffile'}, np.float32),
         ({'color_type': 'unchanged', 'imdecode_backend': 'pillow'}, np.uint8),
-        ({'to_float32': True, 'color_type': 'color'}, np.uint8),
+        ({'color_type': 'color', 'to_float32': True}, np.uint8),
     ],
 )
-def test_images_are_read_with_the_options_of_the_loader(tmp_path, load, dtype):
+def test_images_are_read_with_the_options_of_the_loader(tmp_path, monkeypatch, load, dtype):
     """A model of one channel sees the stored values, which in colours of 8 bits would be other ones."""
-    is_grey = load.get('color_type') != 'color'
-    config = load_recipe(RECIPES['mmseg'])
-    if is_grey:
+    monkeypatch.chdir(tmp_path)
+    config, shape, most = load_recipe(RECIPES['mmseg']), (64, 64, 3), 255
+    if load['color_type'] == 'unchanged':
+        shape, most = (64, 64), 16000 if dtype == np.uint16 else 255
         config.model.backbone.in_channels = 1
-        config.model.data_preprocessor.update(
-            mean=[0.0], std=[3000.0 if dtype == np.uint16 else 50.0], bgr_to_rgb=False
-        )
-    config.test_dataloader.dataset.pipeline = [
-        {'type': 'LoadImageFromFile', **load},
-        {'type': 'PackSegInputs'},
-    ]
-    config.test_pipeline = config.test_dataloader.dataset.pipeline  # which mmseg's own function reads
+        config.model.data_preprocessor.update(mean=[0.0], std=[most / 5], bgr_to_rgb=False)
+    pixels = np.random.default_rng(0).integers(0, most, shape).astype(dtype)
+    if dtype == np.float32:
+        tifffile.imwrite('picture.png', pixels)  # each decoder looks at the content
+    else:
+        Image.fromarray(pixels).save('picture.png')
+    config.test_pipeline = [{'type': 'LoadImageFromFile', **load}, {'type': 'PackSegInputs'}]
+    config.test_dataloader.dataset.pipeline = config.test_pipeline  # mmseg's own function reads the other
+    config.dump('config.py')
     init_default_scope('mmseg')
     model = randomize(MODELS.build(config.model))
-    torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'weights.pth')
-    config.dump(tmp_path / 'config.py')
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 16000 if dtype == np.uint16 else 255, (64, 64) if is_grey else (64, 64, 3)).astype(
-        dtype
-    )
-    picture = tmp_path / f'picture.{"tif" if dtype == np.float32 else "png"}'
-    if dtype == np.float32:
-        tifffile.imwrite(picture, pixels)
-    else:
-        Image.fromarray(pixels).save(picture)
-    given = ['predict', str(tmp_path / 'config.py'), str(tmp_path / 'weights.pth'), str(picture)]
-    assert main([*given, '--out', str(tmp_path / 'out')]) == 0
-    reference = mmseg.apis.init_model(config, str(tmp_path / 'weights.pth'), device='cpu')
-    expected = mmseg.apis.inference_model(reference, str(picture)).pred_sem_seg.data[0].numpy()
+    torch.save({'state_dict': model.state_dict(), 'meta': {}}, 'weights.pth')
+    assert main(['predict', 'config.py', 'weights.pth', 'picture.png']) == 0
+    reference = mmseg.apis.init_model(config, 'weights.pth', device='cpu')
+    expected = mmseg.apis.inference_model(reference, 'picture.png').pred_sem_seg.data[0].numpy()
     assert len(np.unique(expected)) > 1
-    ours = Image.open(tmp_path / 'out/picture.labels.png')
-    np.testing.assert_array_equal(np.asarray(ours), expected)
+    with Image.open('predictions/picture.labels.png') as labels:
+        np.testing.assert_array_equal(np.asarray(labels), expected)
 
 
 def test_the_pipeline_must_begin_with_a_loader(tmp_path):
@@ -237,16 +239,14 @@ def test_the_pipeline_must_begin_with_a_loader(tmp_path):
 
 def test_nothing_is_written_outside_of_the_output(tmp_path, monkeypatch):
     """Configs of `test --show-dir` and `train` name a folder of their own for pictures."""
-    folder = tmp_path / 'photos'
-    folder.mkdir()
-    name = os.fsdecode(b'\xff.png')  # not UTF-8
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)).save(folder / name)
-    config = load_recipe(RECIPES['mmseg'])
-    shown = tmp_path / 'shown'
-    config.visualizer.update(vis_backends=[{'type': 'LocalVisBackend'}], save_dir=str(shown))
-    config.dump(tmp_path / 'config.py')
-    make_weights('mmseg', tmp_path / 'weights.pth')
     monkeypatch.chdir(tmp_path)
-    assert main(['predict', 'config.py', 'weights.pth', str(folder), '--out', 'out']) == 0
-    assert (tmp_path / 'out' / os.fsdecode(b'\xff.labels.png')).exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['config.py', 'out', 'photos', 'weights.pth']
+    image, labels = (os.fsdecode(name) for name in (b'\xff.png', b'\xff.labels.png'))  # not UTF-8
+    os.mkdir('photos')
+    Image.fromarray(photograph(60, 90)).save(f'photos/{image}')
+    config = load_recipe(RECIPES['mmseg'])
+    config.visualizer.update(vis_backends=[{'type': 'LocalVisBackend'}], save_dir='shown')
+    config.dump('config.py')
+    make_weights('mmseg', 'weights.pth')
+    assert main(['predict', 'config.py', 'weights.pth', 'photos', '--out', 'out']) == 0
+    assert os.path.exists(f'out/{labels}')
+    assert sorted(os.listdir()) == ['config.py', 'out', 'photos', 'weights.pth']

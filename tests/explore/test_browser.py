@@ -1,6 +1,7 @@
 """The page in a real browser: every control is used, and its attention weights are compared with the model's."""
 
 import contextlib
+import re
 import shutil
 import time
 
@@ -87,117 +88,146 @@ def look(page, name):
     return page.locator(name).evaluate('(canvas) => canvas.toDataURL()')
 
 
-def test_attention_equals_the_models(opened, backbone, file):
-    page = opened()
-    generator, token_attention = np.random.default_rng(0), load_example('pictures').token_attention
-    for stage in range(4):
-        for block in range(2):
-            pixel = tuple(int(generator.integers(side)) for side in PHOTOGRAPH.shape[:2])
-            expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel).numpy()
-            cell = [side // (4 * 2**stage) for side in pixel]
-            computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *cell])
-            found, padding = np.zeros(expected.shape), np.zeros(len(expected))
-            for at, slot in enumerate(computed['slots']):
-                for head, values in enumerate(computed['heads']):
-                    if slot['isPadding']:
-                        padding[head] += values['weights'][at]
-                    else:
-                        found[head, slot['row'], slot['column']] = values['weights'][at]
-            assert np.abs(found - expected).max() <= file[1] + 1e-5
-            assert np.abs(padding - (1 - expected.sum((1, 2)))).max() <= 49 * file[1] + 1e-5
+def text(page, name):
+    wait_for_frames(page)
+    return page.locator(name).inner_text()
 
 
-def test_every_control(opened):
+def value(page, name):
+    wait_for_frames(page)
+    return page.locator(name).input_value()
+
+
+def choose(page, name, number):
+    page.check(f'input[name={name}][value="{number}"]')
+
+
+def chosen(page, name):
+    return page.locator(f'input[name={name}]:checked').get_attribute('value')
+
+
+def attention_of(page, stage, block, cell, shape):
+    """Return the weights that the page computes for a cell, (A, H, W), and those of padding, (A,)."""
+    computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *cell])
+    weights, padding = np.zeros(shape), np.zeros(shape[0])
+    for head, values in enumerate(computed['heads']):
+        for slot, weight in zip(computed['slots'], values['weights'], strict=False):
+            if slot['isPadding']:
+                padding[head] += weight
+            else:
+                weights[head, slot['row'], slot['column']] = weight
+    return weights, padding
+
+
+@pytest.mark.parametrize('stage', range(4))
+@pytest.mark.parametrize('block', range(2))
+def test_attention_equals_the_models(opened, backbone, file, stage, block):
+    off = file[1] + 1e-5
+    pixel = np.random.default_rng(stage + 4 * block).integers(PHOTOGRAPH.shape[:2]).tolist()
+    expected = load_example('pictures').token_attention(backbone, PHOTOGRAPH, stage, block, pixel).numpy()
+    cell = [side // (4 * 2**stage) for side in pixel]
+    found, padding = attention_of(opened(), stage, block, cell, expected.shape)
+    assert np.abs(found - expected).max() <= off
+    assert np.abs(padding - (1 - expected.sum((1, 2)))).max() <= 49 * off
+
+
+def test_the_view_of_windows(opened):
     page = opened()
     assert page.locator('#random').is_visible()
     assert page.title() == 'a photo.png · swin-dense explore'
     windows = look(page, '#photo')
-
     page.click('#play')
-    wait_until(lambda: page.locator('#roll').input_value() == '100')
+    wait_until(lambda: value(page, '#roll') == '100')
     rolled = look(page, '#photo')
     assert rolled != windows
     page.click('#play')
-    wait_until(lambda: page.locator('#roll').input_value() == '0')
+    wait_until(lambda: value(page, '#roll') == '0')
     assert look(page, '#photo') == windows
     page.locator('#roll').fill('40')
     assert look(page, '#photo') not in (windows, rolled)
 
     ids = region_ids(Grid((19, 27), (7, 7), (3, 3))).reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
     share = float((ids[:, None] == ids).float().mean())
-    assert page.locator('#mask-note').inner_text().startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
+    assert text(page, '#mask-note').startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
     mask = look(page, '#mask')
     page.locator('#photo').hover(position={'x': 5, 'y': 5})
-    assert page.locator('#where').inner_text().startswith('Pixel')
+    assert text(page, '#where').startswith('Pixel')
     assert look(page, '#mask') != mask
-    page.check('input[name=blocks][value="0"]')
-    wait_for_frames(page)
+    choose(page, 'blocks', 0)
+    assert '100%' in text(page, '#mask-note')
     assert page.locator('#play').is_disabled()
-    assert '100%' in page.locator('#mask-note').inner_text()
 
+
+def test_the_view_of_attention(opened):
+    page = opened()
     page.check('input[value=attention]')
-    wait_until(lambda: page.locator('#verdict').inner_text())
-    for stage in range(4):
-        page.check(f'input[name=stages][value="{stage}"]')
-        page.check('input[name=blocks][value="1"]')
+    wait_until(lambda: text(page, '#verdict'))
+    for stage, count in enumerate(TINY['num_heads']):
+        choose(page, 'stages', stage)
+        choose(page, 'blocks', 1)
         heads = page.locator('input[name=heads]')
-        assert heads.count() == 1 + TINY['num_heads'][stage]
+        assert heads.count() == 1 + count
         mean = look(page, '#weights')
         heads.last.check()
-        assert (look(page, '#weights') == mean) == (TINY['num_heads'][stage] == 1)
-    page.check('input[name=stages][value="0"]')
-    assert page.locator('input[name=heads]:checked').get_attribute('value') == 'mean'
+        assert (look(page, '#weights') == mean) == (count == 1)
+    choose(page, 'stages', 0)
+    assert chosen(page, 'heads') == 'mean'
 
+
+def test_the_view_of_receptive_fields_and_costs(opened):
+    page = opened()
     page.check('input[value=reach]')
     steps = page.locator('#steps button')
     assert steps.count() == 8
     steps.nth(5).click()
     wait_for_frames(page)
     assert steps.nth(5).get_attribute('aria-pressed') == 'true'
-    assert page.locator('input[name=stages]:checked').get_attribute('value') == '2'
-
-    assert '40,124,743,680' in page.locator('#saved').inner_text()
+    assert chosen(page, 'stages') == '2'
+    assert '40,124,743,680' in text(page, '#saved')
     page.select_option('#preset', '1')
-    own = page.locator('#size-label').inner_text()
+    own = text(page, '#size-label')
     assert 'this photograph' in own
     page.locator('#size').fill('20')
-    assert page.locator('#size-label').inner_text() != own
+    assert text(page, '#size-label') != own
 
 
-def test_pointer_and_keyboard(opened):
+def levels(page):
+    return [look(page, f'#levels figure:nth-child({number}) canvas') for number in range(1, 5)]
+
+
+def test_pointer(opened):
     page = opened()
     page.check('input[value=attention]')
     photo = page.locator('#photo')
-    box = photo.bounding_box()
-    scale = box['width'] / PHOTOGRAPH.shape[1]
-    where = page.locator('#where')
-    photo.hover(position={'x': 100.5 * scale, 'y': 60.5 * scale})
-    wait_for_frames(page)
-    assert where.inner_text().startswith('Pixel 60, 100 ')
-    photo.click(position={'x': 30.5 * scale, 'y': 20.5 * scale})
-    photo.hover(position={'x': 100.5 * scale, 'y': 60.5 * scale})
-    wait_for_frames(page)
+    scale = photo.bounding_box()['width'] / PHOTOGRAPH.shape[1]
+    first, second = ({'x': x * scale, 'y': y * scale} for x, y in ((100.5, 60.5), (30.5, 20.5)))
+    photo.hover(position=first)
+    assert text(page, '#where').startswith('Pixel 60, 100 ')
+    photo.click(position=second)
+    photo.hover(position=first)
+    assert text(page, '#where').startswith('Pixel 20, 30 ')
     assert page.locator('#pin').is_visible()
-    assert where.inner_text().startswith('Pixel 20, 30 ')
-
-    levels = [look(page, f'#levels figure:nth-child({number}) canvas') for number in range(1, 5)]
+    before = levels(page)
     page.locator('#levels canvas').nth(1).click(position={'x': 5, 'y': 90})
-    wait_for_frames(page)
+    after = levels(page)
     assert not page.locator('#pin').is_visible()
-    after = [look(page, f'#levels figure:nth-child({number}) canvas') for number in range(1, 5)]
-    assert all(one != other for one, other in zip(levels, after, strict=True))
+    assert all(one != other for one, other in zip(before, after, strict=True))
 
-    photo.focus()
-    before = where.inner_text()
+
+def test_keyboard(opened):
+    page = opened()
+    page.check('input[value=attention]')
+    page.locator('#photo').focus()
+    before = text(page, '#where')
     page.keyboard.press('ArrowRight')
     page.keyboard.press('Shift+ArrowDown')
-    wait_until(lambda: page.locator('#live').text_content())
-    assert where.inner_text() != before
-    assert 'has the largest weight' in page.locator('#live').text_content()
+    live = page.locator('#live')
+    wait_until(live.text_content)
+    assert 'has the largest weight' in live.text_content()
+    assert text(page, '#where') != before
     for _ in range(60):
         page.keyboard.press('ArrowLeft')
-    wait_for_frames(page)
-    assert ', 0 of' in where.inner_text()
+    assert ', 0 of' in text(page, '#where')
     seen = set()
     for _ in range(40):
         page.keyboard.press('Tab')
@@ -205,22 +235,28 @@ def test_pointer_and_keyboard(opened):
     assert {'heads', 'preset', 'size', 'language', 'theme', 'views', 'stages', 'blocks', 'photo'} <= seen
 
 
+BACKGROUND = 'getComputedStyle(document.body).backgroundColor'
+
+
 def test_languages_themes_and_reduced_motion(opened):
     page = opened(color_scheme='dark', reduced_motion='reduce')
-    dark = page.evaluate('getComputedStyle(document.body).backgroundColor')
+    dark = page.evaluate(BACKGROUND)
     page.click('#theme')
-    light = page.evaluate('getComputedStyle(document.body).backgroundColor')
-    assert dark != light
+    assert page.evaluate(BACKGROUND) != dark
     page.click('#language')
     assert page.locator('html').get_attribute('lang') == 'zh'
     for node in page.locator('[data-label]:visible').all():
-        assert (
-            any('\u4e00' <= letter <= '\u9fff' for letter in node.inner_text())
-            or node.inner_text() == 'swin-dense explore'
-        )
+        shown = node.inner_text()
+        assert re.search('[\u4e00-\u9fff]', shown) or shown == 'swin-dense explore'
     page.click('#play')
-    wait_for_frames(page)
-    assert page.locator('#roll').input_value() == '100'
+    assert value(page, '#roll') == '100'
+
+
+# Visible controls without an accessible name.
+NAMELESS = """() => [...document.querySelectorAll('button, input, select, canvas[role]')]
+    .filter((node) => node.checkVisibility())
+    .filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.[0]?.textContent.trim()))
+    .map((node) => node.outerHTML)"""
 
 
 @pytest.mark.parametrize('width', [360, 1280])
@@ -232,9 +268,6 @@ def test_the_page_fits_the_screen(opened, width, view, tmp_path):
     wait_for_frames(page)
     assert page.evaluate('document.documentElement.scrollWidth') <= width
     page.screenshot(path=tmp_path / 'page.png', full_page=True)
-    assert len(np.unique(np.array(Image.open(tmp_path / 'page.png')).reshape(-1, 3), axis=0)) > 1000
-    nameless = page.evaluate("""() => [...document.querySelectorAll('button, input, select, canvas[role]')]
-        .filter((node) => node.checkVisibility())
-        .filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.[0]?.textContent.trim()))
-        .map((node) => node.outerHTML)""")
-    assert nameless == []
+    colours = Image.open(tmp_path / 'page.png').convert('RGB').getcolors(2**24)
+    assert len(colours) > 1000
+    assert page.evaluate(NAMELESS) == []

@@ -59,75 +59,71 @@ def test_the_extras_of_both_mmcvs_have_the_same_frameworks():
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Record the arguments of each installation instead of installing."""
+def changes(monkeypatch):
+    """Record what would be changed: the name of each step, and what it is given."""
     calls = []
-    monkeypatch.setattr(set_up, 'install', lambda python, *arguments, give='': calls.append((arguments, give)))
+
+    def install(python, *arguments, give=''):
+        calls.append(('packages' if give else 'torch', (arguments, give)))
+
+    monkeypatch.setattr(set_up, 'install', install)
     monkeypatch.setattr(set_up, 'make_environment', lambda folder: 'true')
+    monkeypatch.setattr(set_up, 'check_compiler', lambda: calls.append(('check', ())))
+    monkeypatch.setattr(set_up, 'uninstall', lambda python, *packages: calls.append(('remove', packages)))
+    monkeypatch.setattr(set_up, 'install_mmcv', lambda python: calls.append(('compile', ())))
     return calls
 
 
-def test_an_installed_torch_is_kept_and_a_partial_one_is_not(tmp_path, installed):
+def test_an_installed_torch_is_kept_and_a_partial_one_is_not(tmp_path, changes):
     metadata = tmp_path / 'lib/python3/site-packages/torch-2.12.1+cu126.dist-info'
     metadata.mkdir(parents=True)
     set_up.set_up(tmp_path, 'numpy==1\n')
+    arguments, _ = dict(changes)['torch']
+    assert arguments == ('--reinstall-package', 'torch', '--requirements', set_up.TORCH)
     (metadata / 'INSTALLER').touch()
     set_up.set_up(tmp_path, 'numpy==1\n')
-    new, kept = installed[1], installed[3]
-    assert new == (('--reinstall-package', 'torch', '--requirements', set_up.TORCH), '')
-    assert kept == (('torch',), '')  # any version is the right one; what it requires is installed
+    arguments, _ = dict(changes)['torch']
+    assert arguments == ('torch',)  # any version is the right one; what it requires is installed
 
 
 MMCV_LITE = 'mmcv-lite==2.1.0 \\\n    --hash=sha256:3\n'
 MMDET = 'mmdet==3.3.0 \\\n    --hash=sha256:4\n'
 
 
-@pytest.fixture
-def changes(installed, monkeypatch):
-    """Record removals and compilations too."""
-    monkeypatch.setattr(set_up, 'check_compiler', lambda: installed.append('check'))
-    monkeypatch.setattr(set_up, 'uninstall', lambda python, *packages: installed.append(('remove', *packages)))
-    monkeypatch.setattr(set_up, 'install_mmcv', lambda python: installed.append('compile'))
-    return installed
-
-
-def make_installed(folder, *packages):
-    for package in packages:
-        (folder / f'lib/python3/site-packages/{package}-2.1.0.dist-info').mkdir(parents=True)
-
-
-@pytest.mark.parametrize('there', [[], ['mmcv_lite', 'mmcv_lite_ops']])
-@pytest.mark.parametrize('choice', ['lite', 'kept'])
-def test_nothing_is_compiled_unless_asked_for(tmp_path, changes, choice, there):
-    make_installed(tmp_path, *there)
-    set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
-    (arguments, given), _ = changes
-    assert set_up.LITE_OPS in arguments
-    assert given == MMCV_LITE + MMDET
-
-
-@pytest.mark.parametrize(('choice', 'there'), [('compiled', []), ('compiled', ['mmcv']), ('kept', ['mmcv'])])
-def test_a_compiled_mmcv_is_installed_after_torch_and_kept(tmp_path, changes, choice, there):
-    make_installed(tmp_path, *there)
-    set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
-    check, (arguments, given), torch, compiled = changes
-    assert (check, torch[0][0], compiled) == ('check', '--reinstall-package', 'compile')
-    assert set_up.LITE_OPS not in arguments
-    assert given == MMDET
-
-
 @pytest.mark.parametrize(
-    ('choice', 'there'), [('lite', ['mmcv']), ('compiled', ['mmcv_lite']), ('kept', ['mmcv', 'mmcv_lite'])]
+    ('choice', 'there', 'steps'),
+    [
+        # Nothing is compiled unless asked for.
+        ('lite', '', 'packages torch'),
+        ('lite', 'mmcv_lite mmcv_lite_ops', 'packages torch'),
+        ('kept', '', 'packages torch'),
+        ('kept', 'mmcv_lite mmcv_lite_ops', 'packages torch'),
+        # A compiled mmcv is installed after torch, and kept.
+        ('compiled', '', 'check packages torch compile'),
+        ('compiled', 'mmcv', 'check packages torch compile'),
+        ('kept', 'mmcv', 'check packages torch compile'),
+        # The other mmcv is removed, because it has the same files.
+        ('lite', 'mmcv', 'remove packages torch'),
+        ('compiled', 'mmcv_lite', 'check remove packages torch compile'),
+        ('kept', 'mmcv mmcv_lite', 'check remove packages torch compile'),
+    ],
 )
-def test_the_other_mmcv_is_removed_because_it_has_the_same_files(tmp_path, changes, choice, there):
-    make_installed(tmp_path, *there)
+def test_the_chosen_mmcv_is_installed(tmp_path, changes, choice, there, steps):
+    for package in there.split():
+        (tmp_path / f'lib/python3/site-packages/{package}-2.1.0.dist-info').mkdir(parents=True)
     set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
-    removal = ('remove', 'mmcv', 'mmcv-lite', 'mmcv-lite-ops')
-    assert next(call for call in changes if call != 'check') == removal
+    assert [name for name, _ in changes] == steps.split()
+    done = dict(changes)
+    if 'remove' in done:
+        assert done['remove'] == ('mmcv', 'mmcv-lite', 'mmcv-lite-ops')
+    arguments, given = done['packages']
+    is_lite = 'compile' not in done
+    assert (set_up.LITE_OPS in arguments) == is_lite
+    assert given == (MMCV_LITE + MMDET if is_lite else MMDET)
 
 
 def test_other_environments_have_no_operators(tmp_path, changes):
     set_up.set_up(tmp_path, MMCV_LITE)
-    (arguments, given), _ = changes
+    arguments, given = dict(changes)['packages']
     assert set_up.LITE_OPS not in arguments
     assert given == MMCV_LITE

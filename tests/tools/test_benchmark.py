@@ -2,13 +2,14 @@
 
 import argparse
 import json
-import subprocess
+import math
 import sys
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 
@@ -19,18 +20,14 @@ import benchmark
 from swin_dense import SwinBackbone
 
 
-def run(*options):
-    command = [sys.executable, '-W', 'ignore', str(ROOT / 'benchmarks' / 'benchmark.py'), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('mode', ['infer', 'train'])
 def test_comparison_with_the_frameworks(tmp_path, mode):
     report, picture = tmp_path / 'report.json', tmp_path / 'report.png'
-    options = ['--size', '64', '96', '--mode', mode, '--rounds', '2', '--threads', '1']
-    done = run(*options, '--ours', 'auto', 'reference+cp', '--json', str(report), '--plot', str(picture))
+    options = f'--size 64 96 --mode {mode} --rounds 2 --threads 1 --ours auto reference+cp'.split()
+    script = ROOT / 'benchmarks' / 'benchmark.py'
+    done = python('-W', 'ignore', script, *options, '--json', report, '--plot', picture)
     data = json.loads(report.read_text())
     for name in ('auto', 'reference+cp', 'mmdet', 'mmseg'):
         row = data['rows'][name]
@@ -39,13 +36,19 @@ def test_comparison_with_the_frameworks(tmp_path, mode):
         assert data['agreement'][name] < 1e-4
         assert len(data['seconds'][name]) == 2
         assert f'| {name} |' in done.stdout
-    assert {'timm', 'transformers', 'torchvision'} <= set(data['absent']) | set(data['rows'])
+    assert {'timm', 'transformers', 'torchvision'} <= {*data['absent'], *data['rows']}
     assert picture.stat().st_size > 0
 
 
 def test_models_that_differ_are_not_timed():
     ours, other = (bench_models.build_ours('t', 7, 'auto') for _ in range(2))
-    args = argparse.Namespace(dtype='float32', device='cpu', mode='infer', size=(32, 32), window=7)
+    args = argparse.Namespace(
+        dtype='float32',
+        device='cpu',
+        mode='infer',
+        size=(32, 32),
+        window=7,
+    )
     img = torch.randn(1, 3, 32, 32)
     assert benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)['sdpa'] < 1e-5
     torch.nn.init.normal_(other.norm0.weight)
@@ -55,11 +58,11 @@ def test_models_that_differ_are_not_timed():
 
 def test_matrix_products_equal_those_of_the_model():
     """Compare with the multiply-adds of the linear layers and convolutions that a forward pass calls."""
-    backbone = SwinBackbone('t').to('meta')
-    counted = []
+    backbone, counted = SwinBackbone('t').to('meta').eval(), []
 
     def count(module, inputs, output):
-        counted.append(module.weight.numel() * output.numel() // module.weight.shape[0])
+        weight = module.weight
+        counted.append(weight.numel() * output.numel() // len(weight))
 
     def count_projection(module, inputs, output):
         counted.append(module.qkv.weight.numel() * inputs[0].numel() // module.qkv.in_features)
@@ -69,9 +72,9 @@ def test_matrix_products_equal_those_of_the_model():
             module.register_forward_hook(count_projection)
         elif isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)) and not name.endswith('.qkv'):
             module.register_forward_hook(count)
-    backbone.eval()(torch.empty(2, 3, 199, 301, device='meta'))
+    backbone(torch.empty(2, 3, 199, 301, device='meta'))
     products = bench_limits._products(backbone, (199, 301), 2)
-    assert sum(tokens * inputs * outputs * times for tokens, inputs, outputs, times in products) == sum(counted)
+    assert sum(math.prod(product) for product in products) == sum(counted)
 
 
 def test_roofline_has_the_published_number_of_flops(monkeypatch):

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tifffile
 import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from tests.conftest import ROOT, some
+from tests.conftest import ROOT, photograph, some
+from tests.processes import environment, write_command
 from tests.workbench.configs.data import make_camvid, make_coco
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -23,8 +23,8 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 DECISIONS = sorted((ROOT / 'docs' / 'decisions').glob('*.md'))
 LINKING = [
     page
-    for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*', 'mmcv_lite_ops/*')
-    for page in ROOT.glob(f'{folder}.md')
+    for pattern in ('*.md', 'docs/**/*.md', 'configs/**/*.md', 'benchmarks/**/*.md', 'mmcv_lite_ops/*.md')
+    for page in ROOT.glob(pattern)
 ]
 MEASURED = ('README.md', 'docs/speed.md')  # pages with generated tables of measurements
 # The pages whose Python other tests run, which need its files and packages.
@@ -56,33 +56,27 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('pages')
     prepare(folder)
     shutil.copytree(ROOT / 'tools', folder / 'tools')
-    command = folder / 'bin' / 'swin-dense'
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
-    command.chmod(0o755)
+    write_command(folder / 'bin')
     return folder
 
 
 def prepare(folder):
     """Write small data, weights and images under the names that the pages use."""
-    make_coco(folder / 'data' / 'fruit')
-    make_camvid(folder / 'data' / 'camvid')
     fruit, unsplit = folder / 'data' / 'fruit', folder / 'data' / 'unsplit'
+    make_coco(fruit)
+    make_camvid(folder / 'data' / 'camvid')
     shutil.copytree(fruit / 'train2017', unsplit / 'images')
     shutil.copy(fruit / 'annotations' / 'instances_train2017.json', unsplit / 'annotations.json')
-    weights = SwinBackbone('t').state_dict()
-    torch.save({'model': weights}, folder / 'swin_t.in1k')  # a file of this name replaces the published weights
-    small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
-    torch.save(
-        {'model': {f'backbone.{name}': value for name, value in small.items()}}, folder / 'mask_rcnn_swin_tiny.pth'
-    )
-    generator = np.random.default_rng(0)
+    # A file of this name replaces the published weights.
+    torch.save({'model': SwinBackbone('t').state_dict()}, folder / 'swin_t.in1k')
+    small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
+    detector = torch.nn.ModuleDict({'backbone': small})
+    torch.save({'model': detector.state_dict()}, folder / 'mask_rcnn_swin_tiny.pth')
     (folder / 'photos').mkdir()
     for index in range(4):
-        pixels = generator.integers(0, 255, (60, 70, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / 'photos' / f'{index}.png')
-    Image.fromarray(pixels).save(folder / 'photo.jpg')
-    tifffile.imwrite(folder / 'slide.tif', generator.integers(0, 255, (64, 96, 3), dtype=np.uint8))
+        Image.fromarray(photograph(60, 70)).save(folder / 'photos' / f'{index}.png')
+    Image.fromarray(photograph(60, 70)).save(folder / 'photo.jpg')
+    tifffile.imwrite(folder / 'slide.tif', photograph(64, 96))
 
 
 @pytest.fixture
@@ -119,27 +113,30 @@ def replace_large(block):
 @pytest.mark.slow
 @pytest.mark.parametrize('page', some(RUN, every=len(RUN)), ids=lambda page: page.stem)  # the first is the README
 def test_a_page_runs(place, page):
-    environment = {
-        **os.environ,
-        'PATH': f'{place / "bin"}:{sys.prefix}/bin:{os.environ["PATH"]}',
-        'PYTHONPATH': str(ROOT),
-        'PYTHONWARNINGS': 'ignore',
-        'OMP_NUM_THREADS': '1',
-    }
+    path = f'{place / "bin"}:{sys.prefix}/bin:{os.environ["PATH"]}'
+    variables = {**environment(), 'PATH': path, 'PYTHONWARNINGS': 'ignore'}
     if page.stem == 'frameworks':  # the page does not create its config
-        run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
-            f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
-    run(script(page), place, environment)
+        options = f'--data-root data/fruit --classes "apple,ripe pear" --set {SHORT["mine.py"]}'
+        run(f'swin-dense config mask-rcnn_swin-demo_fpn --out mine.py {options}', place, variables)
+    run(script(page), place, variables)
 
 
-@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+of_each_page = pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page):
+    """Return a page without its blocks of code."""
+    return re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+
+
+@of_each_page
 def test_python_runs_in_a_test_or_names_what_it_needs(page):
     text = page.read_text()
     if '```python\n' in text:
         names_the_page = ELSEWHERE.get(page.stem, 'tests/tools/test_readme.py')
         assert page in RUN or page.name in (ROOT / names_the_page).read_text()
-    needs = re.findall(r'^```py\n(.*)', text, re.M)
-    assert [line for line in needs if not line.startswith('# needs ')] == []
+    first_lines = re.findall(r'^```py\n(.*)', text, re.M)
+    assert all(line.startswith('# needs ') for line in first_lines)
 
 
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.stem)
@@ -168,43 +165,50 @@ def test_the_documentation_can_be_read():
     assert len((ROOT / 'README.md').read_text().split()) <= 700
 
 
-def run(text, place, environment):
-    done = subprocess.run(['bash', '-c', text], cwd=place, env=environment, capture_output=True, text=True)
+def run(text, place, variables):
+    done = subprocess.run(
+        ['bash', '-c', text],
+        cwd=place,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def anchors(page):
     """Return GitHub's anchors for the headings of a page."""
-    headings = re.findall(r'^#+ (.*)', re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M), re.M)
+    headings = re.findall(r'^#+ (.*)', prose(page), re.M)
     return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
-@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+@of_each_page
 def test_link_targets_exist(page):
-    text = page.read_text()
-    text = re.sub(r'^```.*?^```', '', text, flags=re.S | re.M)
-    for target, _, anchor in (link.partition('#') for link in re.findall(r'\]\(([^) ]+)\)', text)):
+    text = prose(page)
+    for link in re.findall(r'\]\(([^) ]+)\)', text):
+        target, _, anchor = link.partition('#')
         if '://' not in target:
             other = page.parent / target if target else page
             assert other.exists(), target
-            assert not anchor or anchor in anchors(other), f'{target}#{anchor}'
+            assert not anchor or anchor in anchors(other), link
     for name in re.findall(r'(?<!/)tools/[\w.]+', text):
         assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+@of_each_page
 def test_files_that_a_page_names_exist(page):
     """But for those of an earlier version, which the line says, and those of other projects."""
-    for line in page.read_text().splitlines() if page.name != 'CHANGELOG.md' else ():
+    lines = [] if page.name == 'CHANGELOG.md' else page.read_text().splitlines()
+    for line in lines:
         for name in re.findall(r'`([a-z_]+/[\w./-]+\.(?:py|sh))`', line):
-            beside = [path for folder in ('swin_dense', 'mmcv_lite_ops') for path in (ROOT / folder).rglob(name)]
-            assert ' of 0.3.0' in line or (ROOT / name).is_file() or beside, name
+            there = [(ROOT / name).is_file(), *(ROOT / 'swin_dense').rglob(name), *(ROOT / 'mmcv_lite_ops').rglob(name)]
+            assert ' of 0.3.0' in line or any(there), name
 
 
-@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+@of_each_page
 def test_tables_render_as_on_github(page):
     """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
-    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+    text = prose(page)
     assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n|\Z).*', text, re.M) == []
     assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
 

@@ -5,20 +5,26 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import ROOT, some
-from tests.processes import python
+from tests.processes import python, write_command
 
 NOTEBOOKS = ROOT / 'examples' / 'notebooks'
 
 
+def code_cells(path):
+    return [cell for cell in json.loads(path.read_text())['cells'] if cell['cell_type'] == 'code']
+
+
+def source(cell):
+    return ''.join(cell['source'])
+
+
 def stored(path):
     """Return the outputs of a notebook; of a picture, only that there is one."""
-    cells = [cell for cell in json.loads(path.read_text())['cells'] if cell['cell_type'] == 'code']
-    outputs = [output for cell in cells for output in cell['outputs']]
+    outputs = [output for cell in code_cells(path) for output in cell['outputs']]
     return [output.get('text') or output['data'].get('text/plain', 'a picture') for output in outputs]
 
 
@@ -30,11 +36,7 @@ def compare_outputs(name, tmp_path, *options, **environment):
         if 'outputs' in cell:
             cell['outputs'] = []
     copy.write_text(json.dumps(notebook))
-    command = tmp_path / 'bin' / 'swin-dense'
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
-    command.chmod(0o755)
-    path = f'{command.parent}:{os.environ["PATH"]}'
+    path = f'{write_command(tmp_path / "bin")}:{os.environ["PATH"]}'
     python(*options, ROOT / 'tools' / 'notebooks.py', copy, cwd=tmp_path, PATH=path, **environment)
     assert stored(copy) == stored(NOTEBOOKS / copy.name)
 
@@ -61,24 +63,23 @@ def test_the_site_has_what_git_tracks_alone(tmp_path):
     assert {str(path.relative_to(pages)) for path in pages.rglob('*.*')} == {'README.md', 'docs/a.md'}
 
 
-def test_pages_of_the_site():
-    for path in NOTEBOOKS.glob('*.ipynb'):
-        notebook = json.loads(path.read_text())
-        page = BUILDER['as_markdown'](notebook, path.name)
-        assert page.startswith(''.join(notebook['cells'][0]['source']).partition('\n')[0] + '\n')
-        assert f'[Download the notebook]({path.name})' in page
-        blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)
-        code = [cell for cell in notebook['cells'] if cell['cell_type'] == 'code']
-        assert blocks == [''.join(cell['source']).strip() for cell in code]
-        shown = page.count('\n```text\n') + page.count('](data:image/png;base64,')
-        assert shown == len(stored(path)) > 0
+@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+def test_pages_of_the_site(path):
+    notebook = json.loads(path.read_text())
+    page = BUILDER['as_markdown'](notebook, path.name)
+    assert page.startswith(source(notebook['cells'][0]).partition('\n')[0] + '\n')
+    assert f'[Download the notebook]({path.name})' in page
+    blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)
+    assert blocks == [source(cell).strip() for cell in code_cells(path)]
+    shown = page.count('\n```text\n') + page.count('](data:image/png;base64,')
+    assert shown == len(stored(path)) > 0
 
 
-def test_every_notebook_installs_first_and_holds_small_outputs():
-    for path in NOTEBOOKS.glob('*.ipynb'):
-        cells = [cell for cell in json.loads(path.read_text())['cells'] if cell['cell_type'] == 'code']
-        assert ''.join(cells[0]['source']).startswith('%pip install')
-        installs = [cell for cell in cells if ''.join(cell['source']).startswith('%')]
-        assert len(installs) <= 2
-        assert [cell['outputs'] for cell in installs] == [[]] * len(installs)
-        assert path.stat().st_size < 20_000
+@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+def test_every_notebook_installs_first_and_holds_small_outputs(path):
+    first, *_ = cells = code_cells(path)
+    assert source(first).startswith('%pip install')
+    installs = [cell['outputs'] for cell in cells if source(cell).startswith('%')]
+    assert len(installs) <= 2
+    assert not any(installs)
+    assert path.stat().st_size < 20_000

@@ -23,7 +23,6 @@ SHORT = {
         'train_dataloader.batch_size=2',
     ],
 }  # fmt: skip
-NO_DATA = 'train_dataloader.dataset.data_root=nowhere'
 LAST = {'mmdet': 'epoch_2.pth', 'mmseg': 'iter_4.pth'}
 
 
@@ -61,26 +60,13 @@ def test_torch_load_reads_checkpoints_with_weights_only(trained):
 def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
     framework, work_dir, _, common = trained
     out = tmp_path / ('predictions.pkl' if framework == 'mmdet' else 'label maps')
-    common = ['--work-dir', tmp_path, *common[2:]]
-    python(
-        '-W',
-        'ignore',
-        'tools/test.py',
-        CONFIGS[framework],
-        work_dir / LAST[framework],
-        '--out',
-        out,
-        '--show-dir',
-        tmp_path / 'shown',
-        *common,
-    )
+    given = ['--out', out, '--show-dir', tmp_path / 'shown', '--work-dir', tmp_path, *common[2:]]
+    python('-W', 'ignore', 'tools/test.py', CONFIGS[framework], work_dir / LAST[framework], *given)
     report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50'} <= set(report) or 'mIoU' in report
-    if framework == 'mmdet':
-        assert len(pickle.loads(out.read_bytes())) == 4
-    else:
-        assert len(list(out.glob('*.png'))) == 4
-    assert len([path for path in (tmp_path / 'shown').rglob('*') if path.suffix in ('.jpg', '.png')]) == 4
+    count = len(pickle.loads(out.read_bytes())) if framework == 'mmdet' else len(list(out.glob('*.png')))
+    shown = [path for path in (tmp_path / 'shown').rglob('*') if path.suffix in ('.jpg', '.png')]
+    assert (count, len(shown)) == (4, 4)
 
 
 @pytest.mark.slow
@@ -99,26 +85,16 @@ def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
-        (['train', 'nowhere.py'], "no config file 'nowhere.py'"),
-        (['train', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
-        (['train', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
-        (['train', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'no nowhere/'),
-        (['train', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'], 'variables COCO_ROOT'),
-        (
-            ['train', CONFIGS['mmdet'], '--work-dir', 'setup.py/x'],
-            'cannot use the work directory setup.py/x: setup.py is a file',
-        ),
-        (['train', CONFIGS['mmdet'], '--set', 'train_cfg=None'], 'the config has no train_cfg'),
-        (['test', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
-        (['test', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
+        ('{} --set train_dataloader.dataset.data_root=nowhere', 'no nowhere/'),
+        ('{} --set train_cfg=None', 'the config has no train_cfg'),
+        ('{} --work-dir setup.py/x', 'cannot use the work directory setup.py/x: setup.py is a file'),
+        ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'variables COCO_ROOT'),
     ],
 )
-def test_wrong_arguments_are_explained_in_one_line(arguments, words):
-    if '--amp' in arguments and torch.cuda.is_available():
-        pytest.skip('a CUDA device is available, so --amp is valid')
-    done = cli(*arguments, check=False)
+def test_wrong_arguments_are_explained_in_one_line(arguments, message):
+    done = cli('train', *arguments.format(CONFIGS['mmdet']).split(), check=False)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(re.findall('error: ', done.stderr)) == 1

@@ -9,10 +9,11 @@ import pytest
 
 import swin_dense
 from tests.conftest import ROOT
+from tests.processes import copy_clone, python
 
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 # Packages that an environment with torch alone lacks.
-BLOCKED = (
+BLOCKED = [
     'mmengine',
     'mmcv',
     'mmdet',
@@ -24,21 +25,15 @@ BLOCKED = (
     'pycocotools',
     'zarr',
     'tifffile',
-)
+]
 
 
 @pytest.fixture(scope='module')
 def sdist(tmp_path_factory):
     """The sdist of all files that git does not ignore, made as by `python -m build` in a clean folder."""
     folder = tmp_path_factory.mktemp('wheel')
-    listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
-    assert listed.returncode == 0, listed.stderr
-    for name in filter(None, listed.stdout.decode().split('\0')):
-        copy = folder / 'source' / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_file():
-            copy.write_bytes((ROOT / name).read_bytes())
-    build([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], folder / 'source')
+    source = copy_clone(folder / 'source')
+    build([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], source)
     (archive,) = folder.glob('*.tar.gz')
     return archive
 
@@ -68,15 +63,14 @@ def installed(wheel, tmp_path_factory):
 
 def run(installed, code, cwd, blocked=()):
     """Run Python with the unpacked wheel in place of the clone."""
-    prepare = (
-        f'import sys; sys.path[:0] = [{str(installed)!r}]; sys.modules.update(dict.fromkeys({tuple(blocked)!r}))\n'
-    )
-    check = 'import swin_dense; assert swin_dense.__file__.startswith(sys.path[0]), swin_dense.__file__\n'
-    command = [sys.executable, '-W', 'ignore', '-c', prepare + check + code]
-    environment = {'PATH': '/usr/bin:/bin', 'HOME': str(cwd), 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    prepare = f"""
+import sys
+sys.path.insert(0, {str(installed)!r})
+sys.modules.update(dict.fromkeys({[*blocked]}))
+import swin_dense
+assert swin_dense.__file__.startswith(sys.path[0]), swin_dense.__file__
+"""
+    return python('-W', 'ignore', '-c', prepare + code, cwd=cwd, PYTHONPATH='').stdout
 
 
 def test_the_sdist_has_no_tests(sdist):
@@ -88,41 +82,39 @@ def test_the_sdist_has_no_tests(sdist):
 
 def test_files_in_the_wheel(wheel):
     held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
-    expected = {
-        str(path.relative_to(ROOT)) for folder in ('configs', 'swin_dense') for path in (ROOT / folder).rglob('*.*')
-    }
-    expected = {name for name in expected if '__pycache__' not in name}
-    assert len(expected) > 70
-    assert expected | {'model-index.yml', 'swin_dense/py.typed'} <= held
-    assert held >= {f'swin_dense/explore/assets/{name}' for name in ('page.html', 'page.css', 'page.js', 'labels.json')}
-    assert {name for name in held if name.startswith('tools/')} == {'tools/train.py', 'tools/test.py'}
-    others = ('tests/', 'benchmarks/', 'mmcv')  # a folder mmcv without mmcv could be imported
-    assert not {name for name in held if name.startswith(others) or '__pycache__' in name}
+    paths = [*(ROOT / 'configs').rglob('*.*'), *(ROOT / 'swin_dense').rglob('*.*')]
+    names = {str(path.relative_to(ROOT)) for path in paths if '__pycache__' not in path.parts}
+    assert len(names) > 70
+    assert names | {'model-index.yml', 'swin_dense/py.typed', 'tools/train.py', 'tools/test.py'} <= held
+    others = ('tests/', 'benchmarks/', 'mmcv', 'tools/')  # a folder mmcv without mmcv could be imported
+    assert {name for name in held if name.startswith(others)} == {'tools/train.py', 'tools/test.py'}
+    assert not {name for name in held if '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
 
 
+ALONE = f"""
+import torch
+from swin_dense import SwinBackbone, create_backbone, extract_pyramid
+from swin_dense.commands._main import main
+print([tuple(m.shape) for m in SwinBackbone('t').eval()(torch.zeros(1, 3, 33, 64))])
+assert main(['zoo', 'retinanet']) == 0
+assert main(['weights', 'swin_t']) == 0
+assert main(['config', {RECIPE!r}]) == 2
+"""
+
+
 def test_it_works_with_torch_alone(installed, tmp_path):
-    printed = run(
-        installed,
-        'import torch; from swin_dense import SwinBackbone, create_backbone, extract_pyramid\n'
-        'from swin_dense.commands._main import main\n'
-        "print([tuple(m.shape) for m in SwinBackbone('t').eval()(torch.zeros(1, 3, 33, 64))])\n"
-        "assert main(['zoo', 'retinanet']) == 0\n"
-        "assert main(['weights', 'swin_t']) == 0\n"
-        f"assert main(['config', {RECIPE!r}]) == 2\n",
-        tmp_path,
-        BLOCKED,
-    )
+    printed = run(installed, ALONE, tmp_path, BLOCKED)
     assert '(1, 768, 2, 2)' in printed
     assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
 
 
+WITH_MMENGINE = f"""
+from mmengine.hub import get_config
+config = get_config('swin_dense::mask_rcnn/{RECIPE}.py', pretrained=True)
+print(config.model.backbone.type, config.model_path)
+"""
+
+
 def test_mmengine_finds_its_recipes(installed, tmp_path):
-    printed = run(
-        installed,
-        'from mmengine.hub import get_config\n'
-        f"config = get_config('swin_dense::mask_rcnn/{RECIPE}.py', pretrained=True)\n"
-        'print(config.model.backbone.type, config.model_path)\n',
-        tmp_path,
-    )
-    assert printed.startswith('SwinDense https://download.openmmlab.com/')
+    assert run(installed, WITH_MMENGINE, tmp_path).startswith('SwinDense https://download.openmmlab.com/')

@@ -1,7 +1,7 @@
 """`swin-dense train` resumes a training, and reports errors."""
 
 from tests.processes import cli
-from tests.workbench.tiny_training import differences, write_config
+from tests.workbench.tiny_training import saved, write_config
 
 
 def train(config, work_dir, *arguments, **options):
@@ -13,7 +13,7 @@ def test_a_killed_training_is_resumed(tmp_path):
     killed = write_config(tmp_path, "custom_hooks = [dict(type='Killed', at=5)]\n")
     assert train(killed, tmp_path / 'killed', check=False).returncode == -9
     assert 'iter_4.pth' in train(write_config(tmp_path), tmp_path / 'killed', '--resume').stdout
-    assert differences(tmp_path / 'undisturbed', tmp_path / 'killed') == []
+    assert saved(tmp_path / 'killed') == saved(tmp_path / 'undisturbed')
 
 
 def test_weights_that_cannot_be_fetched_are_an_error_without_a_traceback(tmp_path):
@@ -43,13 +43,12 @@ def test_an_error_during_training_shows_its_traceback(tmp_path):
 
 def test_to_resume_without_a_last_checkpoint_is_an_error(tmp_path):
     """mmengine would start anew, with a line in its log."""
-    done = train(write_config(tmp_path), tmp_path / 'run', '--resume', check=False)
+    config, run = write_config(tmp_path), tmp_path / 'run'
+    done = train(config, run, '--resume', check=False)
     assert done.returncode == 2
-    assert f'{tmp_path}/run has no file last_checkpoint, so no training to resume. Leave --resume out' in done.stderr
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run/last_checkpoint').write_text(f'{tmp_path}/run/iter_4.pth')
-    done = train(write_config(tmp_path), tmp_path / 'run', '--resume', check=False)
+    assert f'{run} has no file last_checkpoint, so no training to resume. Leave --resume out' in done.stderr
+    run.mkdir()
+    (run / 'last_checkpoint').write_text(f'{run}/iter_4.pth')
+    done = train(config, run, '--resume', check=False)
     assert done.returncode == 2
-    assert (
-        f'there is no checkpoint {tmp_path}/run/iter_4.pth, which {tmp_path}/run/last_checkpoint names' in done.stderr
-    )
+    assert f'there is no checkpoint {run}/iter_4.pth, which {run}/last_checkpoint names' in done.stderr

@@ -2,9 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -39,10 +37,10 @@ env_cfg = dict(dist_cfg=dict(backend='gloo'))
 class RandomImages(Dataset):
     """Fixed noise images, each with a number to predict."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 16
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         return {'inputs': torch.randn(3, 32, 32, generator=generator), 'numbers': torch.tensor(index / 16)}
 
@@ -51,7 +49,7 @@ class RandomImages(Dataset):
 class BrokenImages(RandomImages):
     """A data set whose images raise a ValueError."""
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         raise ValueError('an image that cannot be read')
 
 
@@ -59,16 +57,14 @@ class BrokenImages(RandomImages):
 class TinyRegressor(BaseModel):
     """A Swin and a linear head."""
 
-    def __init__(self, backbone: dict) -> None:
+    def __init__(self, backbone):
         super().__init__()
         self.backbone = MODELS.build(backbone)
         self.head = nn.Linear(self.backbone.out_channels[-1], 1)
 
-    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict | list[dict]:
-        """Return the loss, or the predictions if ``mode`` is 'predict'."""
-        guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
-        if mode == 'predict':
-            return [{'guess': guess} for guess in guesses.tolist()]
+    def forward(self, inputs, numbers, mode='loss'):
+        features = self.backbone(inputs)[-1].mean((2, 3))
+        guesses = self.head(features)[:, 0]
         return {'loss': (guesses - numbers).square().mean()}
 
 
@@ -76,43 +72,32 @@ class TinyRegressor(BaseModel):
 class Killed(Hook):
     """A hook that kills its process with SIGKILL after an iteration, counted from 0."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
 
-    def after_train_iter(self, runner: Any, *_: Any, **__: Any) -> None:
+    def after_train_iter(self, runner, *_, **__):
         """Kill the process after the chosen iteration."""
         if runner.iter == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def differences(expected: Path, found: Path) -> list[str]:
-    """Return the differing entries of the last checkpoints: weights, optimiser and schedulers."""
-    theirs, ours = (Path((folder / 'last_checkpoint').read_text()) for folder in (expected, found))
-    if theirs.name != ours.name:
-        return [f'{theirs.name} and {ours.name}']
-    states = (dict(_flat(_compared(torch.load(path, weights_only=True)))) for path in (theirs, ours))
-    a, b = states
-    return [name for name in a.keys() | b.keys() if not _is_equal(a.get(name), b.get(name))]
+def saved(work_dir):
+    """Return the name of the last checkpoint, and its weights, optimiser and schedulers without tensors."""
+    path = Path((work_dir / 'last_checkpoint').read_text())
+    checkpoint = torch.load(path, weights_only=True)
+    return path.name, [in_lists(checkpoint[name]) for name in ('state_dict', 'optimizer', 'param_schedulers')]
 
 
-def _compared(checkpoint: dict) -> list:
-    return [checkpoint[name] for name in ('state_dict', 'optimizer', 'param_schedulers')]
+def in_lists(value):
+    """Return nested dictionaries and lists with their tensors as lists of numbers, which can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: in_lists(child) for key, child in value.items()}
+    return list(map(in_lists, value)) if isinstance(value, list | tuple) else value
 
 
-def _flat(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dictionaries and lists with their dotted names."""
-    if isinstance(value, dict | list | tuple):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _flat(child, f'{name}.{key}')
-    else:
-        yield name, value
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
-
-
-def write_config(folder: Path, extra: str = '') -> Path:
+def write_config(folder, extra=''):
     """Write the config into a folder, with additional lines at the end."""
     path = folder / 'tiny.py'
     path.write_text(CONFIG + extra)

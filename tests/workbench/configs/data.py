@@ -10,6 +10,8 @@ from swin_dense.commands._main import main
 CLASSES = ['apple', 'ripe pear']
 SIDE = 64
 DETECTOR, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'upernet_swin-demo'
+TRAIN, VAL = 'annotations/instances_train2017.json', 'annotations/instances_val2017.json'
+SPLITS = ('train', 'val', 'test')
 
 
 def written(tmp_path, *arguments, name=DETECTOR, status=0):
@@ -21,40 +23,61 @@ def written(tmp_path, *arguments, name=DETECTOR, status=0):
     return Config.fromfile(out) if status == 0 else None
 
 
-def fruit(tmp_path, count=4):
-    """Write a data set by :func:`make_coco`, and return its folder and the arguments of `swin-dense config` for it."""
-    root = make_coco(tmp_path / 'fruit', count)
-    return root, ['--data-root', root, '--classes', ','.join(CLASSES)]
+class OwnData:
+    """A data set in a folder of its own, with the words of `swin-dense config` for it."""
+
+    def __init__(self, root, recipe, capsys, *words):
+        self.root, self.recipe, self.capsys = root, recipe, capsys
+        self.words = ['--data-root', root, *words]
+        self.beside = root.parent  # where the config is written
+
+    def write(self, *words, **options):
+        """Return the config that the command writes."""
+        return written(self.beside, *self.words, *words, **{'name': self.recipe, **options})
+
+    def refused(self, *words):
+        """Return what the command says when it refuses the data."""
+        self.capsys.readouterr()
+        self.write(*words, status=2)
+        return self.capsys.readouterr().err
+
+    def change(self, function, *files):
+        """Change the content of files of annotations."""
+        for file in files or (TRAIN, VAL):
+            path = self.root / file
+            content = json.loads(path.read_text())
+            function(content)
+            path.write_text(json.dumps(content))
 
 
 def make_coco(root, count=4):
     """Write images with one rectangle each, of alternating classes; category ids do not start at 0 and have gaps."""
     generator = np.random.default_rng(0)
+    categories = [{'id': 3, 'name': CLASSES[0]}, {'id': 7, 'name': CLASSES[1]}]
+    (root / 'annotations').mkdir(parents=True)
     for split in ('train2017', 'val2017'):
-        (root / split).mkdir(parents=True)
+        (root / split).mkdir()
         images, annotations = [], []
         for index in range(count):
+            left, top, width, height = 8 + index, 12, 24, 20
+            right, bottom = left + width, top + height
             pixels = generator.integers(0, 99, (SIDE, SIDE, 3), dtype=np.uint8)
-            x, y, width, height = 8 + index, 12, 24, 20
-            pixels[y : y + height, x : x + width] = (220, 60 * (index % 2), 30)
+            pixels[top:bottom, left:right] = (220, 60 * (index % 2), 30)
             Image.fromarray(pixels).save(root / split / f'{index}.jpg')
             images.append({'id': index, 'file_name': f'{index}.jpg', 'height': SIDE, 'width': SIDE})
-            corners = [x, y, x + width, y, x + width, y + height, x, y + height]
             annotations.append(
                 {
                     'id': index,
                     'image_id': index,
-                    'category_id': 3 + 4 * (index % 2),
-                    'bbox': [x, y, width, height],
+                    'category_id': categories[index % 2]['id'],
+                    'bbox': [left, top, width, height],
                     'area': width * height,
-                    'segmentation': [corners],
+                    'segmentation': [[left, top, right, top, right, bottom, left, bottom]],
                     'iscrowd': 0,
                 }
             )
-        categories = [{'id': 3, 'name': CLASSES[0]}, {'id': 7, 'name': CLASSES[1]}]
-        (root / 'annotations').mkdir(exist_ok=True)
-        text = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
-        (root / 'annotations' / f'instances_{split}.json').write_text(text)
+        content = {'images': images, 'annotations': annotations, 'categories': categories}
+        (root / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
     return root
 
 
@@ -81,19 +104,25 @@ def make_camvid(root, count=4, ending=''):
         (root / split).mkdir(parents=True)
         (root / f'{split}annot').mkdir()
         for index in range(count):
-            mask = generator.integers(0, 12, (6, 8), dtype=np.uint8).repeat(12, 0).repeat(12, 1)
-            mask[0, 0] = 11
-            pixels = np.stack([mask * 20, 255 - mask * 20, mask * 10], -1)
-            Image.fromarray(pixels).save(root / split / f'0001TP_{index:06}.png')
-            Image.fromarray(mask).save(root / f'{split}annot' / f'0001TP_{index:06}{ending}.png')
+            cells = generator.integers(0, 12, (6, 8), dtype=np.uint8)
+            cells[0, 0] = 11
+            mask = np.kron(cells, np.ones((12, 12), np.uint8))
+            name = f'0001TP_{index:06}'
+            Image.fromarray(np.stack([mask * 20, 255 - mask * 20, mask * 10], -1)).save(root / split / f'{name}.png')
+            Image.fromarray(mask).save(root / f'{split}annot' / f'{name}{ending}.png')
     return root
+
+
+def dataset_of(config, split, **changes):
+    """Return a data set of a config, as its framework builds it."""
+    from mmengine.registry import DATASETS, init_default_scope
+
+    init_default_scope(config.default_scope)
+    return DATASETS.build({**config[f'{split}_dataloader'].dataset, **changes})
 
 
 def mask_values(config, split='train'):
     """Return the values in the first mask of a split, as mmseg loads it."""
-    from mmengine.registry import DATASETS, init_default_scope
-
-    init_default_scope('mmseg')
-    dataset = config[f'{split}_dataloader'].dataset
-    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('Load', 'Map', 'Ignore'))]
-    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()
+    pipeline = config[f'{split}_dataloader'].dataset.pipeline
+    loading = [step for step in pipeline if step['type'].startswith(('Load', 'Map', 'Ignore'))]
+    return np.unique(dataset_of(config, split, pipeline=loading)[0]['gt_seg_map']).tolist()

@@ -7,7 +7,7 @@ from swin_dense.commands._main import main
 from swin_dense.workbench.configs.channels import check_channels
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.recipes.files import load_recipe
-from tests.workbench.configs.data import DETECTOR, SEGMENTOR, fruit
+from tests.workbench.configs.data import DETECTOR, SEGMENTOR
 
 CASCADE = 'atss_swin-l-p4-w12_fpn_dyhead_ms-2x_coco'
 MASK2FORMER = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco'
@@ -39,27 +39,33 @@ def test_the_setting_that_mends_a_model_is_said(name, setting, message):
     merge_settings(config, parse_settings([setting]))
     with pytest.raises(ValueError, match='the backbone') as caught:
         check_channels(config)
-    assert message in str(caught.value)
-    _, _, advice = str(caught.value).partition('add --set ')
+    said = str(caught.value)
+    assert message in said
+    advice = said.partition('add --set ')[2].split()
     if advice:
-        merge_settings(config, parse_settings(advice.split()))
+        merge_settings(config, parse_settings(advice))
         check_channels(config)
 
 
-def test_a_model_with_a_backbone_of_another_package_is_left_to_it():
-    neck = {'type': 'FPN', 'in_channels': [1, 2]}
-    for backbone in ({'type': 'ResNet', 'depth': 50}, {'type': 'Unheard'}, None):
-        check_channels(Config({'default_scope': 'mmdet', 'model': {'backbone': backbone, 'neck': neck}}))
+@pytest.mark.parametrize(
+    'backbone',
+    [
+        {'type': 'ResNet', 'depth': 50},
+        {'type': 'Unheard'},
+        None,
+    ],
+)
+def test_a_model_with_a_backbone_of_another_package_is_left_to_it(backbone):
+    model = {'backbone': backbone, 'neck': {'type': 'FPN', 'in_channels': [1, 2]}}
+    check_channels(Config({'default_scope': 'mmdet', 'model': model}))
 
 
-def test_config_and_train_say_it_before_anything_is_built(tmp_path, capsys):
-    arguments = [DETECTOR, '--out', str(tmp_path / 'mine.py'), *map(str, fruit(tmp_path)[1])]
-    narrow = 'model.backbone.embed_dims=16'
-    assert main(['config', *arguments, '--set', narrow]) == 2
-    assert 'add --set model.neck.in_channels=16,32,64,128' in capsys.readouterr().err
+def test_config_and_train_say_it_before_anything_is_built(fruit, tmp_path, capsys):
+    narrow, advice = 'model.backbone.embed_dims=16', 'add --set model.neck.in_channels=16,32,64,128'
+    assert advice in fruit.refused('--set', narrow)
     assert not (tmp_path / 'mine.py').exists()
-    assert main(['config', *arguments]) == 0
+    fruit.write()
     work_dir = tmp_path / 'run'
     assert main(['train', str(tmp_path / 'mine.py'), '--work-dir', str(work_dir), '--set', narrow]) == 2
-    assert 'add --set model.neck.in_channels=16,32,64,128' in capsys.readouterr().err
+    assert advice in capsys.readouterr().err
     assert not work_dir.exists()

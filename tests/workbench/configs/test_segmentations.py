@@ -23,14 +23,13 @@ def test_run_lengths_of_random_masks():
     for _ in range(500):
         mask = random_mask(generator)
         height, width = mask.shape
+        text = mask_tools.encode(np.asfortranarray(mask.astype(np.uint8)))['counts'].decode()
+        annotation = {'segmentation': {'counts': text}, 'bbox': [0, 0, width, height]}
         image = {'height': height, 'width': width}
-        encoded = mask_tools.encode(np.asfortranarray(mask.astype(np.uint8)))
-        text = encoded['counts'].decode()
-        annotation = {'segmentation': {'size': [height, width], 'counts': text}, 'bbox': [0, 0, width, height]}
         assert is_readable(annotation, image)
         assert is_in_place(annotation, image) == mask.any()
-        for wrong in ({'height': height + 1, 'width': width}, {'height': height - 1, 'width': width}):
-            assert not is_readable(annotation, wrong)
+        for other in (height + 1, height - 1):
+            assert not is_readable(annotation, {'height': other, 'width': width})
 
 
 @pytest.mark.parametrize('text', ['', 'o', 'oooooooooooooooo1', '~', '/', 'é', '1' * 5, 'n'])

@@ -2,14 +2,11 @@
 
 import copy
 import importlib
-import json
 from pathlib import Path
 
-import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
-from PIL import Image
 
 from swin_dense.workbench.export import agreement
 from tests.mm.demo import demo_config
@@ -35,7 +32,7 @@ BACKGROUNDS = ('wall', 'sky', 'sea')
 WIDE = ('dino', 'dino_5_scales', 'deformable_detr_two_stage')
 
 
-def config_of(name: str, data: Path) -> Config:
+def config_of(name, data):
     """Return the published config of a model with few channels and layers, for the demo data set in ``data``.
 
     Args:
@@ -77,7 +74,12 @@ def config_of(name: str, data: Path) -> Config:
                 for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
                     meta = loader.dataset.metainfo
                     meta.classes = (*meta.classes[:THINGS], *BACKGROUNDS)
-                    meta.palette = [*meta.palette[:THINGS], (90, 90, 90), (60, 60, 120), (120, 60, 60)]
+                    meta.palette = [
+                        *meta.palette[:THINGS],
+                        (90, 90, 90),
+                        (60, 60, 120),
+                        (120, 60, 60),
+                    ]
         head.loss_cls.class_weight = [1.0] * count + [0.1]
         with_mask = True
     if framework == 'mmdet':
@@ -89,50 +91,7 @@ def config_of(name: str, data: Path) -> Config:
     return config
 
 
-def trainable_config(name: str, data: Path) -> Config:
-    """Return the config of 'dino' or 'mask2former_panoptic' for training; the latter needs ``write_backgrounds``."""
-    config = config_of(name, data)
-    model = config.model
-    model.backbone.out_indices = model.backbone.get('out_indices', (0, 1, 2, 3))
-    if name == 'dino':
-        model.dn_cfg.group_cfg.num_dn_queries = 20
-        return config
-    model.train_cfg.num_points = 1024
-    model.test_cfg.update(object_mask_thr=0.3, iou_thr=0.5)
-    for part in (model.panoptic_head, model.panoptic_fusion_head):
-        part.num_stuff_classes = 1
-    model.panoptic_head.loss_cls.class_weight = [1.0] * (THINGS + 1) + [0.1]
-    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-        dataset = loader.dataset
-        dataset.metainfo.classes = dataset.metainfo.classes[: THINGS + 1]
-        dataset.data_prefix.seg = f'annotations/background_{dataset.data_prefix.img}'
-    for transform in config.train_dataloader.dataset.pipeline:
-        if transform.type == 'LoadAnnotations':
-            transform.with_seg = True
-    return config
-
-
-def write_backgrounds(data: Path) -> None:
-    """Write a map of the background for each image of COCO, from the labels in the format of ADE20K.
-
-    The annotations get a category for it, as those of COCO have categories of things and stuff.
-    """
-    for split, ade_split in (('train', 'training'), ('val', 'validation')):
-        out = data / 'coco' / 'annotations' / f'background_{split}2017'
-        out.mkdir()
-        for path in sorted((data / 'ADEChallengeData2016' / 'annotations' / ade_split).iterdir()):
-            number = int(path.stem.rpartition('_')[2])
-            background = np.where(np.asarray(Image.open(path)) == 1, THINGS, 255).astype(np.uint8)
-            Image.fromarray(background).save(out / f'{number:012}.png')
-        annotations = data / 'coco' / 'annotations' / f'instances_{split}2017.json'
-        content = json.loads(annotations.read_text())
-        content['categories'].append(
-            {'id': 1 + max(one['id'] for one in content['categories']), 'name': BACKGROUNDS[0]}
-        )
-        annotations.write_text(json.dumps(content))
-
-
-def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.Module:
+def random_model(config, pixels, seed=0):
     """Return a model with random weights that predicts several classes in an image, with saturated masks."""
     init_default_scope(config.default_scope)
     torch.manual_seed(seed)
@@ -164,13 +123,13 @@ def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.
 
 
 @torch.no_grad()
-def _centre(model, layer, pixels, framework) -> None:
+def _centre(model, layer, pixels, framework):
     """Subtract the mean of a convolution's outputs over an image, so that masks are neither empty nor full."""
     layer.bias -= _last_call(model, layer, pixels, framework)[1].mean((0, 2, 3))
 
 
 @torch.no_grad()
-def _spread(model, layer, pixels, framework) -> None:
+def _spread(model, layer, pixels, framework):
     """Normalise the inputs of a linear layer over the queries of an image, which are almost equal in a random model."""
     x = _last_call(model, layer, pixels, framework)[0].flatten(0, -2)[-QUERIES:]
     layer.weight /= x.std(0) + 1e-3
@@ -188,10 +147,20 @@ def _last_call(model, layer, pixels, framework):
     return found[-1]
 
 
-def _rtmdet(config: Config, published: Config) -> Config:
+def _rtmdet(config, published):
     config.model.backbone.out_indices = (1, 2, 3)
-    config.model.neck.update(in_channels=CHANNELS[1:], out_channels=32, num_csp_blocks=1, norm_cfg={'type': 'BN'})
-    config.model.bbox_head.update(num_classes=THINGS, in_channels=32, feat_channels=32, norm_cfg={'type': 'BN'})
+    config.model.neck.update(
+        in_channels=CHANNELS[1:],
+        out_channels=32,
+        num_csp_blocks=1,
+        norm_cfg={'type': 'BN'},
+    )
+    config.model.bbox_head.update(
+        num_classes=THINGS,
+        in_channels=32,
+        feat_channels=32,
+        norm_cfg={'type': 'BN'},
+    )
     pipeline = published.test_dataloader.dataset.pipeline
     for transform in pipeline:
         if transform.type in ('Resize', 'Pad'):
@@ -201,7 +170,7 @@ def _rtmdet(config: Config, published: Config) -> Config:
     return config
 
 
-def _shrink(node, width: int) -> None:
+def _shrink(node, width):
     """Reduce channels, heads and layers of a published model config in place."""
     sizes = {
         'embed_dims': width,

@@ -43,84 +43,50 @@ def test_supported_models_are_not_refused(demo_data, name):
 
 SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
 SEESAW = {'type': 'SeesawLoss', 'num_classes': 5}
-GENERIC = {
-    'type': 'GenericRoIExtractor',
-    'roi_layer': {'type': 'RoIAlign', 'output_size': 7, 'sampling_ratio': 0},
-    'out_channels': 32,
-    'featmap_strides': [4, 8, 16, 32],
-}
+GENERIC = {'type': 'GenericRoIExtractor'}
+DOUBLE = {'type': 'DoubleHeadRoIHead', 'reg_roi_scale_factor': 1.3}
+POOL = {'_delete_': True, 'type': 'RoIPool', 'output_size': 7}
+COARSE = {'_delete_': True, 'type': 'CoarseMaskHead', 'num_classes': 5}
+SLIDE = {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)}
 
 
 @pytest.mark.parametrize(
     ('name', 'key', 'value', 'message'),
     [
-        ('mask_rcnn', 'test_cfg.rcnn.nms.type', 'soft_nms', "model.test_cfg.rcnn.nms has type='soft_nms'"),
-        ('mask_rcnn', 'test_cfg.rpn.nms.type', 'soft_nms', "model.test_cfg.rpn.nms has type='soft_nms'"),
-        ('retinanet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms has type='soft_nms'"),
-        ('mask_rcnn', 'test_cfg.rcnn.nms.class_agnostic', True, 'model.test_cfg.rcnn.nms has class_agnostic=True'),
         ('faster_rcnn', 'test_cfg.rpn.nms.max_num', 9, 'model.test_cfg.rpn.nms has max_num=9'),
         ('faster_rcnn', 'test_cfg.rcnn.max_per_img', -1, 'must have max_per_img above 0, got -1'),
         ('faster_rcnn', 'test_cfg.rpn.nms_pre', 0, 'must have nms_pre above 0, got 0'),
         ('mask_rcnn', 'test_cfg.rcnn.mask_thr_binary', -1, 'mask_thr_binary is below 0'),
         ('mask_rcnn', 'test_cfg.rcnn.aug', True, 'model.test_cfg.rcnn has aug=True'),
-        (
-            'mask_rcnn',
-            'rpn_head.type',
-            'MyRPNHead',
-            'is a MyRPNHead of tests.workbench.export.test_gate',
-        ),
+        ('mask_rcnn', 'rpn_head.type', 'MyRPNHead', 'is a MyRPNHead of tests.workbench.export.test_gate'),
         ('faster_rcnn', 'rpn_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'is a LegacyDeltaXYWHBBoxCoder'),
         ('faster_rcnn', 'roi_head.bbox_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'bbox_head.bbox_coder is a'),
         ('retinanet', 'bbox_head.anchor_generator.type', 'LegacyAnchorGenerator', 'is a LegacyAnchorGenerator'),
         ('retinanet', 'bbox_head.loss_cls', SOFTMAX, 'is a RetinaHead with use_sigmoid_cls=False'),
-        ('retinanet', 'type', 'FCOS', 'model is a FCOS'),
-        ('faster_rcnn', 'roi_head.type', 'DoubleHeadRoIHead', 'model.roi_head is a DoubleHeadRoIHead'),
+        ('faster_rcnn', 'roi_head', DOUBLE, 'model.roi_head is a DoubleHeadRoIHead'),
         ('faster_rcnn', 'roi_head.bbox_head.loss_cls', SEESAW, 'bbox_head.loss_cls is a SeesawLoss'),
         ('faster_rcnn', 'roi_head.bbox_roi_extractor', GENERIC, 'is a GenericRoIExtractor'),
-        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.type', 'RoIPool', 'is a RoIPool'),
+        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer', POOL, 'is a RoIPool'),
         ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.pool_mode', 'max', "is a RoIAlign with pool_mode='max'"),
-        ('mask_rcnn', 'roi_head.mask_head.type', 'CoarseMaskHead', 'mask_head is a CoarseMaskHead'),
-        (
-            'upernet',
-            'test_cfg',
-            {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)},
-            "mode='slide'; supported: 'whole'",
-        ),
+        ('mask_rcnn', 'roi_head.mask_head', COARSE, 'mask_head is a CoarseMaskHead'),
+        ('upernet', 'test_cfg', SLIDE, "mode='slide'; supported: 'whole'"),
         ('upernet', 'backbone.clamp_window', True, 'model.backbone is a SwinDense with clamp_window=True'),
         ('upernet', 'decode_head.num_classes', 1, 'one output for two classes (a binary head)'),
-        (
-            'upernet',
-            'data_preprocessor.test_cfg',
-            {'size': (128, 128)},
-            'is a ConfigDict with size=(128, 128)',
-        ),
+        ('upernet', 'data_preprocessor.test_cfg', {'size': (9, 9)}, 'is a ConfigDict with size=(9, 9)'),
         ('dino', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
         ('maskformer', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
-        ('deformable_detr', 'bbox_head.loss_cls', {'_delete_': True, 'type': 'CrossEntropyLoss'}, 'use_sigmoid=False'),
+        ('deformable_detr', 'bbox_head.loss_cls', SOFTMAX, 'use_sigmoid=False'),
         ('dino', 'test_cfg.nms', {'type': 'nms'}, 'model.bbox_head.test_cfg has nms='),
         ('mask2former', 'test_cfg.semantic_on', True, 'has semantic_on=True; supported: False'),
         ('mask2former', 'test_cfg.score_thr', 0.1, 'model.panoptic_fusion_head.test_cfg has score_thr=0.1'),
         ('rtmdet', 'bbox_head.bbox_coder.type', 'TBLRBBoxCoder', 'model.bbox_head.bbox_coder is a TBLRBBoxCoder'),
         ('rtmdet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms has type='soft_nms'"),
-        (
-            'mmseg_maskformer',
-            'data_preprocessor.test_cfg',
-            {'size_divisor': 32},
-            'with size_divisor=32; supported: None',
-        ),
+        ('mmseg_maskformer', 'data_preprocessor.test_cfg', {'size_divisor': 32}, 'with size_divisor=32'),
         ('mmseg_mask2former', 'test_cfg.mode', 'slide', "with mode='slide'; supported: 'whole'"),
     ],
 )
 def test_unsupported_models(demo_data, name, key, value, message):
     config = config_of(name, demo_data)
-    if value == 'DoubleHeadRoIHead':
-        config.model.roi_head.reg_roi_scale_factor = 1.3
-    if value == 'CoarseMaskHead':
-        config.model.roi_head.mask_head.pop('num_convs')
-    if value == 'FCOS':
-        config.model.bbox_head = ConfigDict(type='FCOSHead', num_classes=5, in_channels=32, feat_channels=32)
-    if value == 'RoIPool':
-        config.model.roi_head.bbox_roi_extractor.roi_layer.pop('sampling_ratio')
     config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
     assert message in reasons_against(config)
 
@@ -129,10 +95,8 @@ def test_unsupported_models(demo_data, name, key, value, message):
     ('framework', 'path', 'message'),
     [
         ('mmdet', 'dab_detr/dab-detr_r50_8xb2-50e_coco.py', 'model is a DABDETR of mmdet'),
-        ('mmdet', 'detr/detr_r50_8xb2-150e_coco.py', 'model is a DETR of mmdet'),
         ('mmdet', 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py', 'model.bbox_head is a RTMDetInsSepBNHead of mmdet'),
         ('mmdet', 'sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py', 'model.roi_head.bbox_head is a SABLHead of mmdet'),
-        ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
         ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
         ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
     ],
@@ -171,17 +135,10 @@ def test_padding_by_a_segmentors_pipeline_is_refused():
     assert 'test pipeline of a segmentor has Pad' in '; '.join(gate.reasons_against_pipeline(pipeline))
 
 
-@pytest.mark.parametrize(
-    ('loader', 'message'),
-    [
-        ({'batch_size': 1}, 'has no test_dataloader.dataset'),
-        ({'dataset': {'type': 'RepeatDataset', 'dataset': {}}}, 'dataset is a RepeatDataset without a'),
-    ],
-)
-def test_a_missing_or_wrapped_test_data_set_is_named(demo_data, tmp_path, loader, message):
+def test_a_wrapped_test_data_set_is_named(demo_data, tmp_path):
     config = config_of('faster_rcnn', demo_data)
-    config.test_dataloader = loader
-    with pytest.raises(ValueError, match=message):
+    config.test_dataloader.dataset = {'type': 'RepeatDataset', 'dataset': {}}
+    with pytest.raises(ValueError, match='dataset is a RepeatDataset without a'):
         export_whole(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
 
 
@@ -205,37 +162,27 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('words', 'message'),
     [
-        (['{config}', '{config}', '--out', 'x.pt2'], '--out must end in .onnx'),
-        (['{config}', '{config}', '--out', 'nowhere/x.onnx'], 'nowhere'),
-        (
-            ['{config}', '{config}'],
-            'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE',
-        ),
-        (
-            ['{config}', '{config}', '--out', 'x.onnx', '--half'],
-            'only --out, --force, --set, --image and --opset are allowed',
-        ),
-        (['{config}', '{config}', '--out', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
-        (['{config}', '{config}', '--out', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
-        (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
-        (
-            ['{config}', '{config}', '--out', 'x.onnx', '--set', 'test_dataloader=None'],
-            'has no test_dataloader.dataset',
-        ),
-        (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
+        ('mine.py mine.py --out x.pt2', '--out must end in .onnx'),
+        ('mine.py mine.py --out nowhere/x.onnx', 'nowhere'),
+        ('mine.py mine.py', 'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE'),
+        ('mine.py mine.py --out x.onnx --half', 'only --out, --force, --set, --image and --opset are allowed'),
+        ('mine.py mine.py --out x.onnx --image none.jpg', 'there is no file none.jpg'),
+        ('mine.py mine.py --out x.onnx --opset 9', 'opset must be at least 18'),
+        ('mine.py mine.py --out x.onnx --set test_dataloader=None', 'has no test_dataloader.dataset'),
+        ('--out x.ts --set a=1', '--image and --set are for a whole model'),
+        ('--out x.ts --image a.jpg', '--image and --set are for a whole model'),
     ],
 )
-def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, message):
+def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    config_of('faster_rcnn', demo_data).dump('my config.py')
-    assert main(['export', *(argument.format(config='my config.py') for argument in arguments)]) == 2
+    config_of('faster_rcnn', demo_data).dump('mine.py')
+    assert main(['export', *words.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_configs_of_other_frameworks_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="default_scope = 'mmdet' or 'mmseg', got 'mmpretrain'"):
-        export_whole(Config({'default_scope': 'mmpretrain'}), 'w.pth', tmp_path / 'x.onnx')
-    with pytest.raises(ValueError, match="default_scope = 'mmdet' or 'mmseg', got None"):
-        export_whole(Config({}), 'w.pth', tmp_path / 'x.onnx')
+@pytest.mark.parametrize('scope', [{'default_scope': 'mmpretrain'}, {}])
+def test_configs_of_other_frameworks_are_refused(tmp_path, scope):
+    with pytest.raises(ValueError, match=r"default_scope = 'mmdet' or 'mmseg', got ('mmpretrain'|None)"):
+        export_whole(Config(scope), 'w.pth', tmp_path / 'x.onnx')

@@ -12,11 +12,22 @@ from mmengine.runner import Runner, set_random_seed
 from tests.mm.demo import demo_config
 
 CHANNELS = [16, 32, 64, 128]
-SWIN = {'type': 'SwinDense', 'embed_dims': 16, 'depths': (1, 1, 2, 1), 'num_heads': (1, 2, 4, 8), 'drop_path_rate': 0.0}
+SWIN = {
+    'type': 'SwinDense',
+    'embed_dims': 16,
+    'depths': (1, 1, 2, 1),
+    'num_heads': (1, 2, 4, 8),
+    'drop_path_rate': 0.0,
+}
 BACKBONES = {
     'swin': SWIN,
     'v2': {**SWIN, 'type': 'SwinDenseV2', 'window_size': 8},
-    'resnet': {'type': 'ResNet', 'depth': 18, 'base_channels': 16, 'norm_cfg': {'type': 'BN'}},
+    'resnet': {
+        'type': 'ResNet',
+        'depth': 18,
+        'base_channels': 16,
+        'norm_cfg': {'type': 'BN'},
+    },
 }
 HEADS = {
     'mask_rcnn': 'mask-rcnn_r50_fpn',
@@ -28,11 +39,11 @@ HEADS = {
 WIDTH = 32  # of necks and heads
 
 
-def picture_of(data: Path) -> Path:
+def picture_of(data):
     return data / 'coco' / 'train2017' / '000000000001.jpg'
 
 
-def config_of(name: str, data: Path, backbone: str = 'swin') -> Config:
+def config_of(name, data, backbone='swin'):
     """Return a small config of a detector or of 'upernet', for the demo data set in ``data``."""
     config = demo_config('mmseg' if name == 'upernet' else 'mmdet', data)
     if name == 'upernet':
@@ -52,7 +63,7 @@ def config_of(name: str, data: Path, backbone: str = 'swin') -> Config:
     return config
 
 
-def train(config: Config, path: Path, steps: int, rate: float = 2e-3) -> Path:
+def train(config, path, steps, rate=2e-3):
     """Train the model of a config for some steps and save its weights; return ``path``."""
     init_default_scope(config.default_scope)
     set_random_seed(0)  # also of numpy, whose numbers flip the images
@@ -73,13 +84,13 @@ def train(config: Config, path: Path, steps: int, rate: float = 2e-3) -> Path:
     return path
 
 
-def _mmdet_config(name: str) -> Path:
+def _mmdet_config(name):
     import mmdet
 
     return Path(mmdet.__file__).parent / '.mim' / 'configs' / '_base_' / 'models' / f'{name}.py'
 
 
-def _make_small(model: ConfigDict) -> None:
+def _make_small(model):
     model.neck.update(in_channels=CHANNELS, out_channels=WIDTH)
     if 'roi_head' not in model:
         model.neck.start_level = 1

@@ -15,15 +15,33 @@ mmcv = IfInstalled('mmcv')
 SIDES = st.integers(1, 90)
 
 
-@pytest.mark.parametrize('size', [(480, 640), (641, 427), (2, 300), (33, 32)])
+@pytest.mark.parametrize(
+    'size',
+    [
+        (480, 640),
+        (641, 427),
+        (2, 300),
+        (33, 32),
+    ],
+)
 @pytest.mark.parametrize('keep_ratio', [True, False])
-@pytest.mark.parametrize('options', [{'scale': (1333, 800)}, {'scale': (90, 50)}, {'scale_factor': (0.7, 1.3)}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'scale': (1333, 800)},
+        {'scale': (90, 50)},
+        {'scale_factor': (0.7, 1.3)},
+    ],
+)
 def test_sizes_are_those_of_the_frameworks(size, keep_ratio, options):
     resize = mmcv.transforms.Resize(**options, keep_ratio=keep_ratio)
-    expected = resize({'img': np.zeros((*size, 3), np.uint8)})['img_shape']
+    expected = resize({'img': np.zeros((*size, 3), np.uint8)})
     facts = {'scale': None, 'scale_factor': None, **options, 'keep_ratio': keep_ratio}
-    assert pictures.size_in_model(*size, facts) == expected
-    assert pictures.size_in_model(*size, None) == size
+    assert pictures.size_in_model(*size, facts) == expected['img_shape']
+
+
+def test_without_resizing_the_size_is_kept():
+    assert pictures.size_in_model(480, 640, None) == (480, 640)
 
 
 @pytest.mark.parametrize('suffix', ['png', 'jpg'])
@@ -48,10 +66,10 @@ def test_damaged_and_missing_files(tmp_path):
             pictures.read(missing)
 
 
-def test_pil_images(tmp_path):
-    image = Image.fromarray(photograph(50, 70))
-    np.testing.assert_array_equal(pictures.read(image), photograph(50, 70))
-    np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
+@pytest.mark.parametrize('mode', ['RGB', 'L'])
+def test_pil_images(mode):
+    image = Image.fromarray(photograph(50, 70)).convert(mode)
+    np.testing.assert_array_equal(pictures.read(image), np.asarray(image.convert('RGB')))
 
 
 @pytest.mark.parametrize(
@@ -69,49 +87,65 @@ def test_invalid_image_arrays(picture, error, message):
         pictures.read(picture)
 
 
-BOX = st.tuples(*[st.floats(0, 60, width=32)] * 4)
-
-
-@given(BOX, st.integers(20, 60), st.integers(20, 60), st.integers(0, 9))
-def test_masks_are_pasted_as_mmdet_does(corners, height, width, seed):
+@given(
+    st.tuples(*[st.floats(0, 60, width=32)] * 4),
+    st.tuples(st.integers(20, 60), st.integers(20, 60)),
+    st.integers(0, 9),
+)
+def test_masks_are_pasted_as_mmdet_does(corners, size, seed):
     mmdet_head = pytest.importorskip('mmdet.models.roi_heads.mask_heads.fcn_mask_head')
     torch = pytest.importorskip('torch')
-    x, y = sorted(corners[:2]), sorted(corners[2:])
-    box = np.clip([x[0], y[0], x[1], y[1]], 0, [width, height] * 2).astype(np.float32)
+    left, right = sorted(corners[:2])
+    top, bottom = sorted(corners[2:])
+    height, width = size
+    box = np.clip([left, top, right, bottom], 0, [width, height] * 2).astype(np.float32)
     assume((box[2:] - box[:2]).min() >= 0.1)
-    probabilities = np.random.default_rng(seed).random((28, 28), np.float32)
-    values, where = mmdet_head._do_paste_mask(
-        torch.from_numpy(probabilities)[None, None], torch.from_numpy(box)[None], height, width
-    )
-    expected = np.zeros((height, width), np.float32)
+    probabilities = np.random.default_rng(seed).random((1, 28, 28), np.float32)
+    boxes = torch.from_numpy(box[None])
+    values, where = mmdet_head._do_paste_mask(torch.from_numpy(probabilities)[None], boxes, *size)
+    expected = np.zeros(size, np.float32)
     expected[where] = values[0].numpy()
-    mask = masks.pasted(probabilities, box, 0.5, height, width)
+    mask = masks.pasted(probabilities[0], box, 0.5, *size)
     is_clear = np.abs(expected - 0.5) > 1e-4
     np.testing.assert_array_equal(mask[is_clear], (expected >= 0.5)[is_clear])
 
 
-def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch):
+@pytest.mark.parametrize(('name', 'text'), [('猫', 'class 3 50'), ('traffic light', 'traffic light 50')])
+def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch, name, text):
     drawn = []
     monkeypatch.setattr('cv2.putText', lambda image, text, *options: drawn.append(text))
-    for name in ('猫', 'traffic light'):
-        found = [{'class': name, 'label': 3, 'score': 0.5, 'box': [1, 1, 9, 9]}]
-        painting.instances(np.zeros((20, 30, 3), np.uint8), found, [], [[0, 0, 0]] * 4)
-    assert drawn == ['class 3 50', 'traffic light 50']
+    found = {
+        'class': name,
+        'label': 3,
+        'score': 0.5,
+        'box': [1, 1, 9, 9],
+    }
+    painting.instances(photograph(20, 30), [found], [], [[0, 0, 0]] * 4)
+    assert drawn == [text]
 
 
-def test_painted_pictures_show_instances_and_segments():
-    pixels = photograph(60, 90)
-    mask = np.zeros((60, 90), bool)
+PALETTE = [[0, 0, 0], [0, 255, 0]]
+
+
+def test_painted_pictures_show_instances():
+    pixels, mask = photograph(60, 90), np.zeros((60, 90), bool)
     mask[30:40, 50:60] = True
-    found = [{'class': 'disc', 'label': 1, 'score': 0.9, 'box': [50.0, 30.0, 60.0, 40.0]}]
-    palette = [[0, 0, 0], [0, 255, 0]]
-    painted = painting.instances(pixels, found, [mask], palette)
+    found = {
+        'class': 'disc',
+        'label': 1,
+        'score': 0.9,
+        'box': [50.0, 30.0, 60.0, 40.0],
+    }
+    painted = painting.instances(pixels, [found], [mask], PALETTE)
     assert painted.shape == pixels.shape
     assert (painted[30, 50:60] == [0, 255, 0]).all()
     np.testing.assert_array_equal(painted[:20], pixels[:20])
-    np.testing.assert_array_equal(painting.instances(pixels, [], [], palette), pixels)
-    labels = np.zeros((60, 90), int)
+    np.testing.assert_array_equal(painting.instances(pixels, [], [], PALETTE), pixels)
+
+
+def test_painted_pictures_show_segments():
+    pixels, labels = photograph(60, 90), np.zeros((60, 90), int)
     labels[10:] = 1
-    segments = painting.segments(pixels, labels, palette)
-    np.testing.assert_array_equal(segments[0, 0], pixels[0, 0] // 2)
-    np.testing.assert_array_equal(segments[20, 20, 1], (pixels[20, 20, 1] * 0.5 + 127.5).astype(int))
+    painted = painting.segments(pixels, labels, PALETTE)
+    np.testing.assert_array_equal(painted[0, 0], pixels[0, 0] // 2)
+    np.testing.assert_array_equal(painted[20, 20, 1], int(pixels[20, 20, 1] * 0.5 + 127.5))
