@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
     parser.add_argument('--show-dir', help='folder for images that show predictions next to the ground truth')
+    parser.add_argument('--tta', action='store_true', help='use the test-time augmentation of the config')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.weights import build_whole
 
-    options = {'out': args.out and str(args.out), 'show_dir': args.show_dir}
+    options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
     with checkpoint_file(args.checkpoint) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)
         # mmengine leaves at random what a checkpoint lacks, with a line in its log.

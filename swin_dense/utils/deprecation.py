@@ -56,7 +56,6 @@ GONE = {
     'swin-dense features --format': 'it writes safetensors and a table; numpy writes other formats',
     'swin-dense features --prune': 'it goes on where it stopped; delete the folder to begin anew',
     'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
-    'swin-dense test --tta': 'tools/test.py of mmdet and mmseg have it, and take the file of `swin-dense config`',
     'swin-dense zoo --markdown': '--weights is its name',
     **_options('convert', _IN_PYTHON, 'arch', 'channel-policy', 'in-channels', 'table-resize', 'window-size'),
     **_options('features', _EXTRACTOR, 'part-rows', 'shard'),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from mmengine._strategy import FSDPStrategy
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import STRATEGIES
 
 
@@ -51,11 +51,15 @@ def _check_last_checkpoint(work_dir: Path) -> None:
         raise FileNotFoundError(f'--resume: there is no checkpoint {last}, which {pointer} names. {advice}')
 
 
-def prepare_test(config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None) -> Config:
+def prepare_test(
+    config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None, tta: bool = False
+) -> Config:
     """Return a config, with ``work_dir`` and ``launcher``, for testing with the options of `swin-dense test`."""
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
     config.load_from = checkpoint
     is_detector = config.get('default_scope') == 'mmdet'
+    if tta:
+        _augment(config, is_detector)
     if show_dir is not None:
         hook = config.default_hooks.get('visualization')
         if hook is None:
@@ -90,6 +94,20 @@ def _prepare(config: Config, needed: tuple[str, ...]) -> Config:
     if config.launcher == 'pytorch' and not torch.cuda.is_available():
         config.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
     return config
+
+
+def _augment(config: Config, is_detector: bool) -> None:
+    if 'tta_model' not in config or 'tta_pipeline' not in config:
+        raise ValueError('--tta needs tta_model and tta_pipeline in the config')
+    if is_detector and config.model.get('roi_head', {}).get('mask_head'):
+        print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
+        config.model.roi_head.mask_head = None
+        config.model.roi_head.mask_roi_extractor = None
+        for evaluator in _evaluators(config):
+            if 'metric' in evaluator:
+                evaluator.metric = 'bbox'
+    config.model = ConfigDict(**config.tta_model, module=config.model)
+    config.test_dataloader.dataset.pipeline = config.tta_pipeline
 
 
 def _evaluators(config: Config) -> list[Any]:

@@ -71,6 +71,17 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_test_time_augmentation(trained, tmp_path):
+    framework, work_dir, _, common = trained
+    common = ['--work-dir', tmp_path, *common[2:]]
+    cli('test', CONFIGS[framework], work_dir / LAST[framework], '--tta', *common)
+    report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
+    assert 'coco/bbox_mAP_50' in report or 'mIoU' in report
+    assert 'coco/segm_mAP_50' not in report
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
     done = python('-W', 'ignore', 'tools/demo.py', out, '--quick')

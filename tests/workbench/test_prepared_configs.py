@@ -31,6 +31,18 @@ def test_a_segmentor_may_have_several_evaluators():
     assert [one.output_dir for one in config.test_evaluator] == ['labels', 'formatted']
 
 
+def test_settings_of_test_time_augmentation_are_used():
+    assert prepared(SEGMENTOR).model == load_recipe(SEGMENTOR).model
+    config, recipe = prepared(SEGMENTOR, tta=True), load_recipe(SEGMENTOR)
+    assert config.model.type == recipe.tta_model.type == 'SegTTAModel'
+    assert config.model.module == recipe.model
+    assert config.test_dataloader.dataset.pipeline == recipe.tta_pipeline
+    recipe.pop('tta_model')
+    recipe.update({'work_dir': 'work', 'launcher': 'none'})
+    with pytest.raises(ValueError, match='--tta needs tta_model and tta_pipeline'):
+        prepare_test(recipe, 'a.pth', tta=True)
+
+
 def test_predictions_are_written():
     config = prepared(DETECTOR, out='found.pkl')
     assert config.test_evaluator[0] == load_recipe(DETECTOR).test_evaluator
