@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import skimage.data
-import torch
 from mmcv.ops import get_compiler_version, get_compiling_cuda_version
-from PIL import Image
+from PIL import Image, ImageOps
 from rich.console import Console
 from rich.table import Table
 
@@ -70,7 +69,7 @@ def main() -> None:
         common = ['--work-dir', str(folder), '--set', *data_options(key, data), *(QUICK[key] if args.quick else [])]
         with timed(f'{key}/train', f'Training {name} from scratch', seconds):
             run(SWIN_DENSE, ['train', config, *common], folder / 'train.log')
-        checkpoint = (folder / 'last_checkpoint').read_text().strip()
+        checkpoint = last_checkpoint(folder)
         with timed(f'{key}/test', f'Testing {name} on the validation images', seconds):
             shutil.rmtree(folder / 'shown', ignore_errors=True)
             show = ['--show-dir', str(folder / 'shown')]
@@ -78,8 +77,8 @@ def main() -> None:
             run(SWIN_DENSE, ['test', config, checkpoint, *show, *common], folder / 'test.log')
         summary.update(read_metrics(folder))
         contact_sheet(folder / 'shown', args.out / f'{key}.png')
-    with timed('pyramid', 'Feature pyramid of a photograph with Swin-T', seconds):
-        draw_photograph_pyramid(args.out / 'pyramid.png')
+    with timed('pyramid', 'Feature pyramid of a photograph', seconds):
+        draw_photograph_pyramid(last_checkpoint(args.out / 'mask_rcnn'), args.out / 'pyramid.png')
 
     summary['seconds'] = {name: round(value, 1) for name, value in seconds.items()}
     installed = map(versions_of, PACKAGES)
@@ -146,22 +145,27 @@ def read_metrics(folder: Path) -> dict[str, float]:
     return {name: report[name] / (100 if name in percent else 1) for name in METRICS if name in report}
 
 
+def last_checkpoint(folder: Path) -> str:
+    return (folder / 'last_checkpoint').read_text().strip()
+
+
 def contact_sheet(shown: Path, target: Path) -> None:
-    """Combine the first drawn test images (ground truth left, prediction right) in one image."""
+    """Combine the first drawn test images (ground truth left, prediction right) in one image, in equal cells."""
     painted = sorted(path for path in shown.rglob('*') if path.suffix in ('.jpg', '.png'))
     tiles = [Image.open(path).convert('RGB') for path in painted[:PICTURES]]
-    width, height = max(tile.width for tile in tiles), max(tile.height for tile in tiles)
+    width, height = tiles[0].size
     columns = 2
     sheet = Image.new('RGB', (columns * (width + 8), -(-len(tiles) // columns) * (height + 8)), 'white')
     for index, tile in enumerate(tiles):
-        sheet.paste(tile, (index % columns * (width + 8), index // columns * (height + 8)))
+        cell = ImageOps.pad(tile, (width, height), color='white')
+        sheet.paste(cell, (index % columns * (width + 8), index // columns * (height + 8)))
     sheet.save(target)
 
 
-def draw_photograph_pyramid(target: Path) -> None:
+def draw_photograph_pyramid(checkpoint: str, target: Path) -> None:
+    """Draw the pyramid of the backbone that the demo has trained in its detector."""
     photograph = Path(skimage.data.__file__).with_name('astronaut.png')
-    torch.manual_seed(0)
-    pyramid = extract_pyramid(create_backbone('swin_t'), photograph)
+    pyramid = extract_pyramid(create_backbone(checkpoint=checkpoint), photograph)
     draw_pyramid(pyramid, photograph).savefig(target)
 
 
@@ -173,8 +177,8 @@ def print_summary(summary: dict, out: Path) -> None:
     console.print(table)
     console.print(f'Operators of mmcv: {summary["operators of mmcv"]}')
     console.print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground')
-    console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of a Swin-T')
-    console.print('with random weights.')
+    console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of the')
+    console.print("detector's backbone.")
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ _MMPRETRAIN = 'SimMIM of mmpretrain, whose checkpoints load here, pretrains'
 _EXTRACTOR = 'swin_dense.features.Extractor in Ray Data, datasets or Spark spreads the work over machines'
 _LARGE = 'examples/predict_large.py predicts tiles with rasterio and supervision'
 _WORDS = 'words select recipes, as in `swin-dense zoo panoptic coco swin-l`'
+_AT_LOADING = 'load_checkpoint has an argument of this name; then export_state_dict'
 _IN_PYTHON = 'build the backbone with create_backbone(checkpoint=...), and write the result of export_state_dict'
 _WHOLE = 'swin_dense.export_whole exports detectors and segmentors'
 _COMPLEXITY = 'examples/complexity.py has the formulas and the plot'
@@ -26,14 +27,10 @@ def _options(command: str, instead: str, *names: str) -> dict[str, str]:
 GONE = {
     'swin_dense.SimMIM': _MMPRETRAIN,
     'swin_dense.features.unlabelled': _MMPRETRAIN,
-    'swin_dense.mm.HeldOutLoss': _MMPRETRAIN,
-    'swin_dense.mm.ImageNormalizer': _MMPRETRAIN,
-    'swin_dense.mm.PretrainingHook': _MMPRETRAIN,
-    'swin_dense.mm.SimMIMPretrainer': _MMPRETRAIN,
-    'swin_dense.export_detector': _WHOLE,
-    'swin_dense.export_segmentor': _WHOLE,
-    'swin_dense.export.export_detector': _WHOLE,
-    'swin_dense.export.export_segmentor': _WHOLE,
+    **dict.fromkeys(('swin_dense.mm.HeldOutLoss', 'swin_dense.mm.ImageNormalizer'), _MMPRETRAIN),
+    **dict.fromkeys(('swin_dense.mm.PretrainingHook', 'swin_dense.mm.SimMIMPretrainer'), _MMPRETRAIN),
+    **dict.fromkeys(('swin_dense.export_detector', 'swin_dense.export.export_detector'), _WHOLE),
+    **dict.fromkeys(('swin_dense.export_segmentor', 'swin_dense.export.export_segmentor'), _WHOLE),
     'swin_dense.integrations.detectron2': 'examples/detectron2_swin.py has the backbone for detectron2',
     'swin_dense.integrations.smp': (
         "after import swin_dense.integrations.timm, segmentation_models_pytorch takes encoder_name='tu-swin_dense_t'"
@@ -45,18 +42,16 @@ GONE = {
     'swin_dense.runtime.Coco': _SUPERVISION,
     'swin-dense eval': "timm's validate.py measures a classifier that swin_dense.integrations.timm registers",
     'swin-dense visualize': 'examples/pictures.py draws pyramids, attention, windows and masks; grad-cam, its own maps',
-    'swin-dense convert --ema': 'load_checkpoint(..., ema=True), then export_state_dict',
-    'swin-dense convert --final-norm': 'load_checkpoint(..., final_norm=True), then export_state_dict',
     'swin-dense convert --hash': 'sha256sum names the digest of a file',
     'swin-dense convert --json': 'load_checkpoint returns the report',
     'swin-dense convert --source-window-size': 'load_checkpoint(..., window_size=...), then export_state_dict',
-    'swin-dense convert --trust': 'load_checkpoint(..., trust=True), then export_state_dict',
     'swin-dense doctor --again': 'the Triton kernel is tried where it is used',
     'swin-dense doctor --json': 'its output is text alone',
     'swin-dense features --format': 'it writes safetensors and a table; numpy writes other formats',
     'swin-dense features --prune': 'it goes on where it stopped; delete the folder to begin anew',
     'swin-dense test --published': '`swin-dense zoo --weights` lists the addresses of published weights',
     'swin-dense zoo --markdown': '--weights is its name',
+    **_options('convert', _AT_LOADING, 'ema', 'final-norm', 'trust'),
     **_options('convert', _IN_PYTHON, 'arch', 'channel-policy', 'in-channels', 'table-resize', 'window-size'),
     **_options('features', _EXTRACTOR, 'part-rows', 'shard'),
     **_options('flops', _COMPLEXITY, 'arch', 'channels', 'force', 'grid', 'out', 'window-size'),

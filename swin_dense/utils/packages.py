@@ -25,12 +25,7 @@ EXTRAS = {
 }
 FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 # Import name: what to install, if that is another name.
-DISTRIBUTIONS = {
-    'PIL': 'Pillow',
-    'cv2': 'opencv-python',
-    'mmseg': 'mmsegmentation',
-    'yaml': 'PyYAML',
-}
+DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
 
 
 def require(user: str, *packages: str) -> None:
