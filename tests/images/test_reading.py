@@ -330,3 +330,8 @@ def test_normalize():
 def test_normalize_refuses_invalid_statistics(mean, std, error, message):
     with pytest.raises(error, match=message):
         normalize(torch.zeros(3, 2, 2), mean, std)
+
+
+def test_an_address_is_told_to_be_opened_first():
+    with pytest.raises(FileNotFoundError, match=r'a.jpg. does not exist; images are read from files: .*fsspec'):
+        read_image('s3://bucket/a.jpg')
