@@ -87,7 +87,8 @@ def naming(source: Any) -> Iterator[None]:
 
 def _named(name: str, error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f'{name} does not exist{advice_on_address(name)}')
+        advice = '; an image is a file: open the address first, as with fsspec.open(ADDRESS).open()'
+        return FileNotFoundError(f'{name} does not exist' + (advice if '://' in name else ''))
     if isinstance(error, IsADirectoryError):
         return ImageError(
             f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
@@ -122,10 +123,3 @@ def _reason(error: Exception) -> str:
             f'{checks.argument("tile", ...)}'
         )
     return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'
-
-
-def advice_on_address(name: str) -> str:
-    """Return how an image at an address can be read, or nothing for the name of a file."""
-    return (
-        '; images are read from files: give the open file, as of fsspec.open(ADDRESS).open()' if '://' in name else ''
-    )

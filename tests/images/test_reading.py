@@ -333,5 +333,5 @@ def test_normalize_refuses_invalid_statistics(mean, std, error, message):
 
 
 def test_an_address_is_told_to_be_opened_first():
-    with pytest.raises(FileNotFoundError, match=r'a.jpg. does not exist; images are read from files: .*fsspec'):
+    with pytest.raises(FileNotFoundError, match=r'a.jpg. does not exist; .* open the address first'):
         read_image('s3://bucket/a.jpg')
