@@ -92,6 +92,7 @@ BESIDE = {
         'loss': functools.partial(torch.nn.Linear, 1),
         'error': ValueError('x'),
         datetime.date(2020, 1, 1): {datetime.date(2020, 1, 1), 2},
+        ('layer', 1): 'a tuple as a key',
     },
     'names': lambda: {
         'kind': SwinBackbone,
