@@ -14,7 +14,12 @@ from tests.conftest import assert_within, equal_weights, needs, randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')
 
-ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2), 'window_size': 3}
+ARCH = {
+    'embed_dims': 8,
+    'depths': (2, 1, 1, 1),
+    'num_heads': (1, 2, 2, 2),
+    'window_size': 3,
+}
 
 SMALL = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 IMAGE = torch.randn(1, 3, 35, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

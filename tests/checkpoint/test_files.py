@@ -80,7 +80,8 @@ BESIDE = {
         'rng': np.random.default_rng(0).bit_generator.state,
     },
     'a library': lambda: {
-        'config': Settings(lr=Node(value=3, kind=Any), modes=collections.defaultdict(dict, a={})),
+        'lr': Settings(node=Node(value=3, kind=Any)),
+        'modes': collections.defaultdict(dict, a={}),
         'nested': Node(inner=Node(), model=torch.nn.Linear(1, 1)),
     },
     'Python': lambda: {
@@ -91,6 +92,7 @@ BESIDE = {
         'loss': functools.partial(torch.nn.Linear, 1),
         'error': ValueError('x'),
         datetime.date(2020, 1, 1): {datetime.date(2020, 1, 1), 2},
+        ('layer', 1): 'a tuple as a key',
     },
     'names': lambda: {
         'kind': SwinBackbone,
@@ -154,7 +156,8 @@ def test_a_whole_graph_is_named(tmp_path, backbone):
 
 
 def test_a_model_beside_other_weights_is_not_blamed(tmp_path, backbone):
-    torch.save({'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}, tmp_path / 'resnet.ckpt')
+    checkpoint = {'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}
+    torch.save(checkpoint, tmp_path / 'resnet.ckpt')
     raises_and_keeps(backbone, tmp_path / 'resnet.ckpt', r'state_dict\.fc\.weight and objects')
 
 

@@ -33,7 +33,8 @@ def test_patch_merging_is_exported_in_the_order_of_other_libraries(family, mergi
 def test_the_coordinates_of_a_window_that_is_not_square_are_exported():
     """The coordinates of the paper on Swin V2: log-spaced, and scaled so that the outermost offset was 8."""
     backbone = SwinV2Backbone(**{**ARCH, 'window_size': (2, 3)})
-    rows, columns = torch.tensor([-8.0, 0, 8]), torch.tensor([-8.0, -4, 0, 4, 8])
+    rows = torch.tensor([-8.0, 0, 8])
+    columns = torch.tensor([-8.0, -4, 0, 4, 8])
     grid = torch.cartesian_prod(rows, columns).reshape(3, 5, 2)
     expected = grid.sign() * torch.log2(grid.abs() + 1) / 3
     coordinates = export_state_dict(backbone, 'official')['layers.0.blocks.0.attn.relative_coords_table']

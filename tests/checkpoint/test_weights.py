@@ -11,7 +11,12 @@ from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_sta
 from tests.checkpoint.helpers import prefixed
 from tests.conftest import ROOT, equal_weights, randomize
 
-ARCH = {'embed_dims': 16, 'depths': (2, 1, 2, 1), 'num_heads': (1, 2, 2, 4), 'window_size': 3}
+ARCH = {
+    'embed_dims': 16,
+    'depths': (2, 1, 2, 1),
+    'num_heads': (1, 2, 2, 4),
+    'window_size': 3,
+}
 ALL, LATER, NONE = (0, 1, 2, 3), (1, 2, 3), ()
 
 # The names that transformers used when the published files were written.
@@ -226,11 +231,13 @@ def test_the_error_for_ctranspath_names_its_stem():
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     state = exported(build('', 1), 'official', NONE)
     del state['patch_embed.proj.weight'], state['patch_embed.proj.bias']
-    for layer, channels, out, side in ((0, 3, 4, 3), (3, 4, 8, 3), (6, 8, 16, 1)):
-        state[f'patch_embed.proj.{layer}.weight'] = torch.zeros(out, channels, side, side)
-        for name in ('weight', 'bias', 'running_mean', 'running_var') if side == 3 else ():
-            state[f'patch_embed.proj.{layer + 1}.{name}'] = torch.zeros(out)
+    state['patch_embed.proj.0.weight'] = torch.zeros(4, 3, 3, 3)
+    state['patch_embed.proj.3.weight'] = torch.zeros(8, 4, 3, 3)
+    state['patch_embed.proj.6.weight'] = torch.zeros(16, 8, 1, 1)
     state['patch_embed.proj.6.bias'] = torch.zeros(16)
+    for name in ('weight', 'bias', 'running_mean', 'running_var'):
+        state[f'patch_embed.proj.1.{name}'] = torch.zeros(4)
+        state[f'patch_embed.proj.4.{name}'] = torch.zeros(8)
     with pytest.raises(CheckpointError, match='several convolutions, as in CTransPath') as error:
         load_checkpoint(backbone, {'model': state}, log=None)
     assert 'allow_partial' not in str(error.value)

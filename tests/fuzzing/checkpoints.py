@@ -117,7 +117,7 @@ def try_pickle(example: Any) -> str:
     # The program makes the value of one more key of a dict of weights: {'model': {...}, 'x': value}.
     program = b'\x80\x02}' + _pushed('model') + _pickled_weights() + b's' + _pushed('x') + program[2:-1] + b's.'
     if is_zipped:
-        program = zipped_records({'data.pkl': program, 'data/0': bytes(16)})
+        program = zipped_records({'data.pkl': program, 'data/0': bytes(16), 'byteorder': b'little'})
     path.write_bytes(program)
     return _try_to_load(receiver, path, {})
 

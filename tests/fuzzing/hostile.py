@@ -107,7 +107,7 @@ def mutant(seed: int) -> bytes:
     program = b''.join(parts)
     if container == 'zip':
         storages = {f'data/{key}': bytes(chance.choice([0, 2, 8, 16, 24, 1000])) for key in range(4)}
-        program = zipped_records({'data.pkl': program, **storages})
+        program = zipped_records({'data.pkl': program, 'byteorder': b'little', **storages})
     return mutate(program, chance) if chance.random() < 0.2 else program
 
 

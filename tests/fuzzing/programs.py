@@ -30,10 +30,10 @@ def saved(content: Any, **options: Any) -> bytes:
 
 
 def zipped_records(records: dict[str, bytes], **options: Any) -> bytes:
-    """Return a zip archive of records, with the version and the byte order as torch writes them."""
+    """Return a zip archive of records, with the version as torch writes it."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, 'w', **options) as archive:
-        for name, content in {**records, 'byteorder': b'little', 'version': b'3\n'}.items():
+        for name, content in {**records, 'version': b'3\n'}.items():
             archive.writestr(f'a/{name}', content)
     return stream.getvalue()
 

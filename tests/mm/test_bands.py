@@ -127,7 +127,10 @@ def segmentor(tmp_path):
     return tmp_path, model.eval(), values
 
 
-GEO = [(33550, 'd', 3, (10.0, 10.0, 0.0), True), (33922, 'd', 6, (0.0, 0.0, 0.0, 6e5, 5e6, 0.0), True)]
+GEO = [
+    (33550, 'd', 3, (10.0, 10.0, 0.0), True),
+    (33922, 'd', 6, (0.0, 0.0, 0.0, 6e5, 5e6, 0.0), True),
+]
 
 
 def test_a_segmentor_of_bands(segmentor):

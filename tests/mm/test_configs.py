@@ -300,7 +300,13 @@ def shrink(model):
 
 def batch(is_detector):
     if is_detector:
-        return demo_mm_inputs(2, [(3, 64, 96), (3, 60, 80)], num_items=[2, 1], num_classes=80, with_mask=True)
+        return demo_mm_inputs(
+            2,
+            [(3, 64, 96), (3, 60, 80)],
+            num_items=[2, 1],
+            num_classes=80,
+            with_mask=True,
+        )
     images, samples = [], []
     shape = {'img_shape': (64, 96), 'ori_shape': (64, 96)}
     for _ in range(2):

@@ -8,7 +8,7 @@ import torch
 
 from swin_dense import SwinDense, SwinDenseV2
 from swin_dense.mm import backbone as module
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, assert_within, randomize
 from tests.processes import python
 
 AUTHORS = {
@@ -176,9 +176,14 @@ def test_a_swin_v2_of_mmpretrain(options, window, clamps, grid):
 
 def test_windows_per_stage_of_mmpretrain_equal_clamping():
     with torch.device('meta'):
-        backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
+        backbone = SwinDenseV2(
+            img_size=256,
+            window_size=[16, 16, 16, 8],
+            pretrained_window_sizes=[12, 12, 12, 6],
+        )
     assert backbone.pretrained_window_size == (12, 12, 12, 6)
-    assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
+    last = backbone.stages[3].blocks[1].attn
+    assert last.windows_on(8, 8) == ((8, 8), (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -213,14 +218,15 @@ def test_the_outputs_of_bevdet(stereo, nones, out_indices):
     if not nones:
         expected = [one for one in expected if one is not None]
     if stereo:
-        first = without_norm[0].unflatten(1, maps[0].shape[2:]).permute(0, 3, 1, 2)
-        expected.insert(0, first)
+        first = without_norm[0].unflatten(1, maps[0].shape[2:])
+        expected.insert(0, first.permute(0, 3, 1, 2))
     found = ours(img)
     assert [one is None for one in found] == [one is None for one in expected]
     pairs = [(one, exact) for one, exact in zip(found, expected, strict=True) if exact is not None]
-    assert max((one - exact).abs().max() for one, exact in pairs) < 1e-9
-    assert [one.shape[1] for one, _ in pairs] == list(ours.out_channels)
-    assert [-(-50 // stride) for stride in ours.out_strides] == [one.shape[2] for one, _ in pairs]
+    for (one, exact), channels, stride in zip(pairs, ours.out_channels, ours.out_strides, strict=True):
+        assert_within(one, exact, 1e-9)
+        assert one.shape[1] == channels
+        assert one.shape[2] == -(-50 // stride)
 
 
 def test_what_no_swin_here_has_is_refused_with_all_names_at_once():

@@ -65,13 +65,13 @@ def optimized(config, backbone):
     )
     found = []
     for group in constructor(model).optimizer.param_groups:
-        for parameter in group['params']:
-            found.append((names[id(parameter)], tuple(parameter.shape), group['lr'], group['weight_decay']))
+        settings = group['lr'], group['weight_decay']
+        found += [(names[id(parameter)], parameter.shape, *settings) for parameter in group['params']]
     return found
 
 
 def shapes_of(model):
-    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return [(name, parameter.shape) for name, parameter in model.named_parameters()]
 
 
 @pytest.mark.parametrize('config', some(swin_configs(), every=3), ids=lambda config: f'{config[0]}-{config[1].stem}')

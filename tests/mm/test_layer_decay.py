@@ -46,7 +46,8 @@ def settings_of(model, **paramwise):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = {}
     for group in optimizer_of(model, {'lr': 1.0, 'weight_decay': 0.05}, paramwise).param_groups:
-        found |= {names[id(parameter)]: (group['lr'], group['weight_decay']) for parameter in group['params']}
+        setting = group['lr'], group['weight_decay']
+        found |= {names[id(parameter)]: setting for parameter in group['params']}
     return found
 
 
@@ -81,7 +82,8 @@ def test_rates_equal_the_table(kind, decay_type):
 
 
 def test_custom_keys_of_mmengine_also_apply():
-    found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys={'head': {'lr_mult': 10, 'decay_mult': 2}})
+    custom_keys = {'head': {'lr_mult': 10, 'decay_mult': 2}}
+    found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys=custom_keys)
     assert found['head.weight'] == (10, 0.1)
     assert found['backbone.patch_embed.projection.weight'] == (0.5**13, 0.05)
 
@@ -119,10 +121,11 @@ def test_a_model_without_a_swin_is_refused():
 def test_a_wrapped_stage_has_the_rates_of_its_layers():
     """Wrappers insert components into the names of parameters, which must not give them the rate of the head."""
     plain, model = Model(), Model()
-    model.backbone.patch_embed = checkpoint_wrapper(model.backbone.patch_embed)
-    model.backbone.stages[1] = torch.compile(model.backbone.stages[1], backend='eager')
-    model.backbone.stages[2] = checkpoint_wrapper(model.backbone.stages[2])
-    model.backbone.stages[3].blocks[1] = checkpoint_wrapper(model.backbone.stages[3].blocks[1])
+    backbone, stages = model.backbone, model.backbone.stages
+    backbone.patch_embed = checkpoint_wrapper(backbone.patch_embed)
+    stages[1] = torch.compile(stages[1], backend='eager')
+    stages[2] = checkpoint_wrapper(stages[2])
+    stages[3].blocks[1] = checkpoint_wrapper(stages[3].blocks[1])
     for decay_type in ('layer_wise', 'stage_wise'):
         expected = settings_of(plain, decay_rate=0.5, decay_type=decay_type)
         found = settings_of(model, decay_rate=0.5, decay_type=decay_type)
