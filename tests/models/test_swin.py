@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone
+from swin_dense.models.options import drop_path_rates
 from swin_dense.models.swin import SwinBlock
 from tests.conftest import TINY, randomize
 
@@ -213,6 +214,8 @@ def test_drop_path_rises_linearly_and_is_off_in_evaluation():
     backbone = tiny(drop_path_rate=0.7)
     rates = [module.drop_path.drop_prob for module in backbone.modules() if isinstance(module, SwinBlock)]
     assert rates == pytest.approx([0.1 * step for step in range(8)])
+    assert drop_path_rates(0.7, (1, 1)) == [[0.0], [0.7]]
+    assert drop_path_rates(0.7, (1,)) == [[0.0]]
     img = torch.randn(1, 3, 32, 32)
     backbone.eval()
     assert torch.equal(backbone(img)[3], backbone(img)[3])
@@ -260,8 +263,9 @@ def test_a_trace_at_batch_1_is_right_at_batch_2():
         assert torch.allclose(out, expected, atol=1e-4)
 
 
-def test_the_state_dict_contains_only_parameters():
-    backbone = tiny()
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_the_state_dict_contains_all_parameters_and_nothing_else(kind):
+    backbone = kind(**TINY, use_abs_pos_embed=True)
     assert set(backbone.state_dict()) == {name for name, _ in backbone.named_parameters()}
 
 
