@@ -252,3 +252,10 @@ def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():
     )
     done = python('-W', 'ignore', '-c', code)
     assert done.stdout.count("<class 'swin_dense.mm.backbone.SwinDense'>") == 2
+
+
+def test_stages_without_a_window_of_their_own_are_refused_by_the_name_that_was_given():
+    with pytest.raises(
+        TypeError, match=r"'stage_cfgs': .* is not supported; only one window for all blocks of a stage"
+    ):
+        SwinDense(arch=TINY, img_size=96, stage_cfgs=[{'window_size': 12}, {}, {}, {}])
