@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
 from swin_dense.images.presets import PRESETS
-from tests.checkpoint.helpers import SMALL, load
+from tests.checkpoint.helpers import SMALL, load, write_shards
 from tests.conftest import ROOT, equal_weights, needs
 
 ZEROS = '0' * 64
@@ -365,3 +366,20 @@ class TestAddresses:
         monkeypatch.setitem(sys.modules, 'fsspec', None)
         with pytest.raises(ImportError, match='fsspec'):
             load(backbone, 'gopher://swin.pth')
+
+    def test_shards_of_hugging_face_are_fetched_into_one_folder(self, tmp_path, source, backbone, monkeypatch):
+        """A stand-in for the hub's client; tests/peers/test_hub.py has the real one."""
+        folders = {}
+
+        def fetched(repository, name, **options):
+            return tmp_path / folders.get(name, '.') / name
+
+        errors = types.SimpleNamespace(LocalEntryNotFoundError=KeyError, EntryNotFoundError=IndexError)
+        hub = types.SimpleNamespace(hf_hub_download=fetched, errors=errors)
+        monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
+        index = write_shards(tmp_path, source.state_dict(), 'model.pth')
+        load(backbone, f'hf://me/swin/{index.name}')
+        assert equal_weights(backbone, source)
+        folders['model-00002-of-00003.pth'] = 'newer'
+        with pytest.raises(CheckpointError, match='changed during the download; load it again'):
+            load(backbone, f'hf://me/swin/{index.name}')

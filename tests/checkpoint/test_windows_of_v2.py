@@ -162,3 +162,10 @@ def test_a_checkpoint_of_mmengine_carries_them(tmp_path):
     other.backbone = fits
     load(other, str(tmp_path / 'a.pth'))
     assert equal_weights(fits, whole.backbone)
+
+
+def test_a_record_of_fewer_stages_tells_the_window_of_the_first(tmp_path):
+    state = v2().state_dict()
+    state._metadata['']['windows'] = [(3, 3), (3, 3), (3, 3), (5, 5)]
+    made = create_backbone(checkpoint=write_file(tmp_path / 'a.pth', state))
+    assert (made.window_size, made.pretrained_window_size) == ((3, 3), (3, 3, 0, 0))

@@ -289,3 +289,10 @@ import mmdet.registry
 assert mmdet.registry.MODELS.get('mmdet.SwinDense') is swin_dense.SwinDense
 """
     python('-W', 'ignore', '-c', code)
+
+
+def test_stages_without_a_window_of_their_own_are_refused_by_the_name_that_was_given():
+    with pytest.raises(
+        TypeError, match=r"'stage_cfgs': .* is not supported; only one window for all blocks of a stage"
+    ):
+        SwinDense(arch=TINY, img_size=96, stage_cfgs=[{'window_size': 12}, {}, {}, {}])

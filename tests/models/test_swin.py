@@ -8,6 +8,7 @@ import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone
 from swin_dense.models.layers import DropPath
+from swin_dense.models.options import drop_path_rates
 from swin_dense.models.swin import SwinBlock
 from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import weighted_sum
@@ -196,6 +197,8 @@ def test_drop_path_rises_linearly_and_is_off_in_evaluation():
     blocks = [module for module in backbone.modules() if isinstance(module, SwinBlock)]
     rates = [block.drop_path.drop_prob for block in blocks]
     assert rates == pytest.approx([0.1 * step for step in range(8)])
+    assert drop_path_rates(0.7, (1, 1)) == [[0.0], [0.7]]
+    assert drop_path_rates(0.7, (1,)) == [[0.0]]
     img = torch.randn(1, 3, 32, 32)
     backbone.eval()
     assert torch.equal(backbone(img)[3], backbone(img)[3])
@@ -221,8 +224,9 @@ def test_absolute_position_is_interpolated_bicubically_to_the_grid():
     assert torch.equal(seen[0], tokens + expected.permute(0, 2, 3, 1))
 
 
-def test_the_state_dict_contains_only_parameters():
-    backbone = tiny()
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_the_state_dict_contains_all_parameters_and_nothing_else(kind):
+    backbone = kind(**TINY, use_abs_pos_embed=True)
     assert set(backbone.state_dict()) == {name for name, _ in backbone.named_parameters()}
 
 
