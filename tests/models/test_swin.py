@@ -211,13 +211,14 @@ def test_drop_path_keeps_the_expectation():
     assert not DropPath(1.0)(torch.ones(9, 2, 2, 1)).any()
 
 
-def test_absolute_position_is_interpolated_bicubically_to_the_grid():
+@pytest.mark.parametrize('grid', [(10, 9), (8, 12)], ids=['another', 'its own'])
+def test_absolute_position_is_interpolated_bicubically_to_the_grid(grid):
     backbone = tiny(use_abs_pos_embed=True, pretrain_img_size=(32, 48), out_indices=(0,))
     assert backbone.absolute_pos_embed.shape == (1, 8 * 12, 16)
     assert backbone.position_grid == (8, 12)
     maps = backbone.absolute_pos_embed.transpose(1, 2).view(1, 16, 8, 12)
-    expected = torch.nn.functional.interpolate(maps, size=(10, 9), mode='bicubic')
-    img, seen = torch.randn(2, 3, 40, 36), []
+    expected = torch.nn.functional.interpolate(maps, size=grid, mode='bicubic')
+    img, seen = torch.randn(2, 3, 4 * grid[0], 4 * grid[1]), []
     tokens = backbone.patch_embed(img)
     backbone.pos_drop.register_forward_hook(lambda module, args, out: seen.append(args[0]))
     backbone(img)
