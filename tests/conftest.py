@@ -40,7 +40,11 @@ settings.load_profile('default')
 torch.set_num_threads(1)
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+TINY = {
+    'embed_dims': 16,
+    'depths': (2, 2, 2, 2),
+    'num_heads': (1, 2, 4, 8),
+}
 
 
 def assert_near(found, expected, tolerance):
@@ -115,7 +119,12 @@ def randomize(module, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device='cpu')
+            noise = torch.randn(
+                parameter.shape,
+                generator=generator,
+                dtype=torch.float64,
+                device='cpu',
+            )
             parameter.copy_(0.2 * noise + (parameter.ndim == 1))
     return module
 

@@ -14,7 +14,11 @@ def doubles(*shape: int, **options: Any) -> Tensor:
 
 def weights_like(out: Tensor) -> Tensor:
     """Return different weights for all values of a map, so that errors of gradients do not cancel out."""
-    places = torch.arange(out.numel(), dtype=torch.float64, device=out.device)
+    places = torch.arange(
+        out.numel(),
+        dtype=torch.float64,
+        device=out.device,
+    )
     return places.sin().to(out.dtype).view_as(out)
 
 

@@ -31,7 +31,12 @@ def cli(*arguments, check=True, cwd=ROOT):
         process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
         process.start()
         process.join()
-        done = subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+        done = subprocess.CompletedProcess(
+            arguments,
+            process.exitcode,
+            out.read_text(),
+            err.read_text(),
+        )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

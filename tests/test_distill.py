@@ -50,7 +50,14 @@ def test_a_perfect_prediction_of_another_size_has_no_loss():
 def test_a_student_learns_what_the_loss_reads(levels):
     student, teacher = SwinBackbone(**STUDENT), teacher_of(24)
     before = {name: parameter.clone() for name, parameter in student.named_parameters()}
-    losses = distill.distill(student, teacher, batches(), steps=30, levels=levels, lr=2e-3)
+    losses = distill.distill(
+        student,
+        teacher,
+        batches(),
+        steps=30,
+        levels=levels,
+        lr=2e-3,
+    )
     assert len(losses) == 30
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
     kept = {name for name, parameter in student.named_parameters() if torch.equal(parameter, before[name])}

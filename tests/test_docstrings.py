@@ -9,7 +9,11 @@ import swin_dense
 from swin_dense import ops
 from swin_dense.features.extractor import Extractor
 
-PUBLIC = [*(getattr(swin_dense, name) for name in swin_dense.__all__), Extractor, ops.window_attention]
+PUBLIC = [
+    *(getattr(swin_dense, name) for name in swin_dense.__all__),
+    Extractor,
+    ops.window_attention,
+]
 # Exceptions need no example.
 WITH_EXAMPLE = [target for target in PUBLIC if not (isinstance(target, type) and issubclass(target, Exception))]
 

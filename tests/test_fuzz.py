@@ -18,7 +18,11 @@ def test_whatever_is_given_is_refused_or_works(name):
     for package in kind.needs:
         pytest.importorskip(package)
 
-    @settings(max_examples=EXAMPLES * kind.share // 100, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=EXAMPLES * kind.share // 100,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(kind.strategy)
     def attempt(example):
         assert kind.attempt(example) in ('taken', 'refused')

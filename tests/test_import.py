@@ -54,7 +54,11 @@ assert 'mmengine' not in sys.modules
 
 
 def test_public_names_are_listed_found_and_typed():
-    pages = re.findall(r'^::: swin_dense\.(\w+)', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    pages = re.findall(
+        r'^::: swin_dense\.(\w+)',
+        (ROOT / 'docs' / 'reference.md').read_text(),
+        re.M,
+    )
     importlib.import_module('swin_dense.analysis')  # packages that were imported are not listed for that
     listed = set(dir(swin_dense)) | {'SwinDense', 'SwinDenseV2'}
     assert listed == {*pages, *swin_dense.__all__, 'integrations', '__version__'}

@@ -28,7 +28,12 @@ def test_many_image_sizes_leak_nothing():
     draw, model, counts = random.Random(0), SwinBackbone(**TINY).eval(), {}
     for index in range(1, 201):
         is_training = index % 10 == 0
-        images = torch.rand(1, 3, draw.randint(1, 200), draw.randint(1, 200))
+        images = torch.rand(
+            1,
+            3,
+            draw.randint(1, 200),
+            draw.randint(1, 200),
+        )
         with torch.set_grad_enabled(is_training):
             loss = sum(out.mean() for out in model(images))
         if is_training:

@@ -39,7 +39,13 @@ def test_places_are_those_of_the_windows(pictures, shift):
 
 
 def test_attention_lies_in_the_window_and_sums_to_one(pictures):
-    weights = pictures.token_attention(tiny(), photograph(56, 84), 0, 0, (30, 40))
+    weights = pictures.token_attention(
+        tiny(),
+        photograph(56, 84),
+        0,
+        0,
+        (30, 40),
+    )
     assert weights.shape[1:] == (14, 21)
     torch.testing.assert_close(weights.sum((1, 2)), torch.ones(len(weights)))
     assert weights[:, 7:14, 7:14].sum((1, 2)).min() > 0.999  # the window of cell (7, 10)
@@ -62,7 +68,16 @@ def image(tmp_path):
 @pytest.mark.parametrize('kind', ['pyramid', 'attention', 'windows', 'masks'])
 def test_every_picture_is_drawn(pictures, monkeypatch, image, kind):
     out = image.with_name('drawn.png')
-    monkeypatch.setattr('sys.argv', ['pictures.py', kind, str(image), '--out', str(out)])
+    monkeypatch.setattr(
+        'sys.argv',
+        [
+            'pictures.py',
+            kind,
+            str(image),
+            '--out',
+            str(out),
+        ],
+    )
     pictures.main()
     assert out.read_bytes().startswith(b'\x89PNG')
 

@@ -75,7 +75,13 @@ def scene(tmp_path):
 def write(path, bands, **options):
     count, height, width = bands.shape
     size = {'width': width, 'height': height, 'count': count, 'dtype': bands.dtype}
-    with rasterio.open(path, 'w', driver='GTiff', **size, **options) as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        **size,
+        **options,
+    ) as file:
         file.write(bands)
 
 

@@ -29,7 +29,11 @@ def named_in(changelog, name):
 
 def public_names():
     """Return the arguments and defaults of each name on the reference page."""
-    names = re.findall(r'^::: (\S+)$', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    names = re.findall(
+        r'^::: (\S+)$',
+        (ROOT / 'docs' / 'reference.md').read_text(),
+        re.M,
+    )
     return {name: arguments(found(name)) for name in names}
 
 

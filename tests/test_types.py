@@ -31,7 +31,15 @@ def test_mypy_reports_wrong_options_and_no_others(tmp_path):
     (tmp_path / 'user.py').write_text(LINES.lstrip())
     # Errors in other files are not those of an installed package's user.
     options = ['--cache-dir', 'cache', '--follow-imports', 'silent', '--ignore-missing-imports']
-    done = python('-m', 'mypy', *options, 'user.py', status=1, cwd=tmp_path, MYPYPATH=str(ROOT))
+    done = python(
+        '-m',
+        'mypy',
+        *options,
+        'user.py',
+        status=1,
+        cwd=tmp_path,
+        MYPYPATH=str(ROOT),
+    )
     errors = [line for line in done.stdout.splitlines() if 'error:' in line]
     assert {int(line.split(':')[1]) for line in errors} == {7, 8, 9, 10, 11}, done.stdout + done.stderr
     assert 'did you mean "window_size"?' in errors[0]

@@ -26,7 +26,12 @@ def merge(x, size, window, shift=(0, 0)):
     batch, _, _, channels = x.shape
     rows, columns = window_grid(*size, window)
     grid = x.reshape(batch, rows, columns, *window, channels).transpose(2, 3)
-    x = grid.reshape(batch, rows * window[0], columns * window[1], channels)
+    x = grid.reshape(
+        batch,
+        rows * window[0],
+        columns * window[1],
+        channels,
+    )
     x = x.roll(shift, dims=(1, 2))
     return x[:, : size[0], : size[1]]
 
@@ -45,7 +50,12 @@ def region_slices(side, shift):
 def region_ids(height, width, window, shift):
     """Number the nine regions of the rolled map as the official code does, (N, T)."""
     rows, columns = window_grid(height, width, window)
-    ids = torch.zeros(1, rows * window[0], columns * window[1], 1)
+    ids = torch.zeros(
+        1,
+        rows * window[0],
+        columns * window[1],
+        1,
+    )
     for row, of_rows in enumerate(region_slices(window[0], shift[0])):
         for column, of_columns in enumerate(region_slices(window[1], shift[1])):
             ids[:, of_rows, of_columns] = 3 * row + column
@@ -60,7 +70,12 @@ def window_attention(qkv, relative_bias, pad_kv, spec):
     if pad_kv is not None:
         is_real = partition(torch.ones_like(qkv[:1, :, :, :1]), spec.window, spec.shift) > 0
         windows = torch.where(is_real, windows, F.pad(pad_kv, (channels, 0)).to(qkv.dtype))
-    heads = windows.reshape(*windows.shape[:3], 3, spec.num_heads, channels // spec.num_heads)
+    heads = windows.reshape(
+        *windows.shape[:3],
+        3,
+        spec.num_heads,
+        channels // spec.num_heads,
+    )
     q, k, v = heads.permute(3, 0, 1, 4, 2, 5)
     scores = q @ k.transpose(-2, -1) * spec.scale
     if relative_bias is not None:

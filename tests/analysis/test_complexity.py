@@ -37,7 +37,12 @@ def attend(x, channels):
 def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, window):
     tokens = height * width
     global_tokens = torch.zeros(1, tokens, channels, device='meta')
-    window_tokens = torch.zeros(tokens // window**2, window**2, channels, device='meta')
+    window_tokens = torch.zeros(
+        tokens // window**2,
+        window**2,
+        channels,
+        device='meta',
+    )
     assert complexity.msa_flops(height, width, channels) == counted_multiply_adds(attend, global_tokens, channels)
     by_windows = counted_multiply_adds(attend, window_tokens, channels)
     assert complexity.window_msa_flops(height, width, channels, window) == by_windows
@@ -61,7 +66,12 @@ def test_the_example_has_the_published_flops_of_swin_t(tmp_path, monkeypatch, ca
 
 
 @settings(max_examples=6)
-@given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 9), st.integers(1, 5))
+@given(
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.integers(1, 9),
+    st.integers(1, 5),
+)
 def test_computed_flops_equal_the_counts_of_torch(height, width, window, in_channels):
     with torch.device('meta'):
         backbone = SwinBackbone(**TINY, window_size=window, in_channels=in_channels, attn_backend='reference').eval()

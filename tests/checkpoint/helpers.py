@@ -21,8 +21,19 @@ ARCH = {
     'window_size': 3,
 }
 
-SMALL = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
-IMAGE = torch.randn(1, 3, 35, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+SMALL = {
+    'embed_dims': 8,
+    'depths': (1, 1),
+    'num_heads': (2, 4),
+}
+IMAGE = torch.randn(
+    1,
+    3,
+    35,
+    50,
+    dtype=torch.float64,
+    generator=torch.Generator().manual_seed(0),
+)
 
 
 class Runs:

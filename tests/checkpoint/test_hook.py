@@ -254,7 +254,12 @@ class TestCopies:
 @pytest.fixture(scope='module')
 def one_process_group(tmp_path_factory):
     store = tmp_path_factory.mktemp('store') / 'store'
-    torch.distributed.init_process_group('gloo', init_method=store.as_uri(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        'gloo',
+        init_method=store.as_uri(),
+        rank=0,
+        world_size=1,
+    )
     yield
     torch.distributed.destroy_process_group()
 

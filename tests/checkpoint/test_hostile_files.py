@@ -94,7 +94,13 @@ def packed(program, **options):
 
 def run(*command):
     """Run Python in a process of its own; return the lines of its output, after which it ended as it should."""
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = done.stdout.replace('\r', '\n').splitlines()
     assert done.returncode == 0, f'{done.returncode} after {lines[-1:]}: {done.stderr[-500:]}'
     return lines

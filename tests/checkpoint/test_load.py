@@ -23,7 +23,12 @@ def test_patch_merging_is_exported_in_the_order_of_other_libraries(family, mergi
     """Four neighbours of eight channels: ordered by neighbour there, column by column, and by channel here."""
     source = build(1)
     state = export_state_dict(source, family)
-    places = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    places = [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+    ]
     for name, ours in source.stages[0].downsample.named_parameters():
         by_place = ours.unflatten(-1, (8, 2, 2))  # (..., C, row, column)
         expected = torch.cat([by_place[..., row, column] for row, column in places], dim=-1)
@@ -54,7 +59,11 @@ OBLONG = {'window_size': (3, 5), 'use_abs_pos_embed': True, 'pretrain_img_size':
 
 
 @pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize('options', [{}, OBLONG], ids=['square', 'oblong'])
+@pytest.mark.parametrize(
+    'options',
+    [{}, OBLONG],
+    ids=['square', 'oblong'],
+)
 def test_load_after_export_is_the_identity(family, options):
     source, backbone = build(1, **options), build(2, **options)
     exported = export_state_dict(source, family)

@@ -202,7 +202,11 @@ class TestCauses:
         """Concatenated with the other parts, which are floats, it would become a float tensor."""
         state = export_state_dict(build(1), 'transformers')
         key = next(key for key in state if 'q_proj.weight' in key)
-        raises_and_keeps(build(2), {**state, key: state[key].long()}, 'in parts of different shapes, types')
+        raises_and_keeps(
+            build(2),
+            {**state, key: state[key].long()},
+            'in parts of different shapes, types',
+        )
 
 
 def test_partial_loading_keeps_parameters_that_do_not_load():
@@ -273,13 +277,21 @@ def spoiled(items, data):
         'copy': [(key, tensor), (f'module.{key}', tensor)],
     }
     change = data.draw(st.sampled_from(sorted(changes)))
-    return [*items[:index], *changes[change], *items[index + 1 :]]
+    return [
+        *items[:index],
+        *changes[change],
+        *items[index + 1 :],
+    ]
 
 
 @given(data=st.data())
 @settings(max_examples=80)
 def test_a_damaged_checkpoint_loads_correctly_or_not_at_all(data):
-    options = {'depths': (1, 1), 'num_heads': (1, 1), 'embed_dims': 4}
+    options = {
+        'depths': (1, 1),
+        'num_heads': (1, 1),
+        'embed_dims': 4,
+    }
     source, backbone = build(1, **options), build(2, **options)
     family = data.draw(st.sampled_from(list(FAMILIES)))
     items = data.draw(st.permutations(list(export_state_dict(source, family).items())))

@@ -48,11 +48,24 @@ def test_half_precision_is_computed_in_float32(dtype):
     table = torch.randn(9, 2).to(dtype)
     resized = resize_table(table, (2, 2), (4, 4))
     assert resized.dtype == dtype
-    in_float32 = resize_table(table.float(), (2, 2), (4, 4))
+    in_float32 = resize_table(
+        table.float(),
+        (2, 2),
+        (4, 4),
+    )
     assert torch.equal(resized, in_float32.to(dtype))
 
 
-@pytest.mark.parametrize('window', [(7, 7), (3, 5), (5, 3), (1, 4), (1, 1)])
+@pytest.mark.parametrize(
+    'window',
+    [
+        (7, 7),
+        (3, 5),
+        (5, 3),
+        (1, 4),
+        (1, 1),
+    ],
+)
 def test_the_window_is_inferred_from_an_index_buffer(window):
     height, width = window
     length = (2 * height - 1) * (2 * width - 1)
@@ -71,7 +84,11 @@ def test_a_non_square_window_must_be_given_or_inferred():
         load(model, source.state_dict())
     report = load(model, source.state_dict(), window_size=(3, 5))
     assert report.resized[TABLE] == 'window 3x5 to 7x7, bicubic'
-    expected = resized_table(source.state_dict()[TABLE], (3, 5), (7, 7))
+    expected = resized_table(
+        source.state_dict()[TABLE],
+        (3, 5),
+        (7, 7),
+    )
     torch.testing.assert_close(model.state_dict()[TABLE], expected)
     # The index buffers in files of mmdet determine the window, even if both tables have the same length.
     report = load(swin(window_size=(5, 3)), export_state_dict(source, 'mmdet'))

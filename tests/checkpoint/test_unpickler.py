@@ -82,7 +82,11 @@ def test_arrays(tmp_path, protocol, dtype):
 @pytest.mark.parametrize('dtype', ['M8[D]', 'O', [('a', 'f4'), ('b', 'i8')], 'V8'])
 def test_arrays_of_other_types_are_empty(tmp_path, protocol, dtype):
     array = np.zeros(3, dtype)
-    value = {'a': array, 'number': array[0], 'b': np.ones(2)}
+    value = {
+        'a': array,
+        'number': array[0],
+        'b': np.ones(2),
+    }
     (tmp_path / 'a.pkl').write_bytes(pickle.dumps(value, protocol))
     found = read_pickle(tmp_path / 'a.pkl')
     assert found['a'].size == 0

@@ -86,11 +86,30 @@ def test_windows_in_a_whole_model(tmp_path):
     whole.backbone, other.backbone = v2(pretrained_window_size=(4, 4, 4, 2)), v2(5)
     with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
         other.load_state_dict(whole.state_dict())
-    path = write_file(tmp_path / 'epoch_1.pth', {'meta': {}, 'state_dict': whole.state_dict(), 'optimizer': {}})
+    path = write_file(
+        tmp_path / 'epoch_1.pth',
+        {
+            'meta': {},
+            'state_dict': whole.state_dict(),
+            'optimizer': {},
+        },
+    )
     assert create_backbone(checkpoint=path, window_size=3).pretrained_window_size == (4, 4, 4, 2)
 
 
-@pytest.mark.parametrize('wrong', [None, 3, [3], [(3,)], [(3, 'x')], [(3, 1 << 20)], [(3, 3)] * 5, []])
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        None,
+        3,
+        [3],
+        [(3,)],
+        [(3, 'x')],
+        [(3, 1 << 20)],
+        [(3, 3)] * 5,
+        [],
+    ],
+)
 def test_wrong_records_are_ignored(wrong):
     state = v2().state_dict()
     state._metadata['']['windows'] = wrong
@@ -166,6 +185,11 @@ def test_a_checkpoint_of_mmengine_carries_them(tmp_path):
 
 def test_a_record_of_fewer_stages_tells_the_window_of_the_first(tmp_path):
     state = v2().state_dict()
-    state._metadata['']['windows'] = [(3, 3), (3, 3), (3, 3), (5, 5)]
+    state._metadata['']['windows'] = [
+        (3, 3),
+        (3, 3),
+        (3, 3),
+        (5, 5),
+    ]
     made = create_backbone(checkpoint=write_file(tmp_path / 'a.pth', state))
     assert (made.window_size, made.pretrained_window_size) == ((3, 3), (3, 3, 0, 0))

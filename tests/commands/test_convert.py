@@ -15,7 +15,11 @@ from swin_dense.utils.choices import FAMILIES
 from tests.conftest import assert_near, equal_weights, randomize
 from tests.processes import python
 
-ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
+ARCH = {
+    'embed_dims': 8,
+    'depths': (2, 1, 1, 1),
+    'num_heads': (1, 2, 2, 2),
+}
 
 
 @pytest.fixture
@@ -30,7 +34,15 @@ def file(tmp_path, source):
 
 
 def run(source, out, *arguments):
-    return main(['convert', str(source), '--out', str(out), *map(str, arguments)])
+    return main(
+        [
+            'convert',
+            str(source),
+            '--out',
+            str(out),
+            *map(str, arguments),
+        ]
+    )
 
 
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
@@ -95,7 +107,11 @@ def test_a_file_is_replaced_on_request(file, capsys):
 
 
 def test_swin_v2_needs_its_pretrained_window_sizes_and_a_family_that_has_it(tmp_path, capsys):
-    backbone = SwinV2Backbone(**ARCH, window_size=16, pretrained_window_size=(8, 8, 8, 4))
+    backbone = SwinV2Backbone(
+        **ARCH,
+        window_size=16,
+        pretrained_window_size=(8, 8, 8, 4),
+    )
     source = tmp_path / 'v2.pth'
     torch.save(export_state_dict(backbone, 'timm'), source)
     assert run(source, tmp_path / 'a.pth') == 2

@@ -31,7 +31,13 @@ def installed(monkeypatch):
 
 
 def test_versions(installed):
-    installed(torch='2.1.2+cu121', setuptools='84.2.1', mmcv='2.1.0', mmcv_lite='2.1.0', onedl_mmengine='0.10.12')
+    installed(
+        torch='2.1.2+cu121',
+        setuptools='84.2.1',
+        mmcv='2.1.0',
+        mmcv_lite='2.1.0',
+        onedl_mmengine='0.10.12',
+    )
     assert version_line('torch') == 'torch 2.1.2+cu121'
     assert version_line('setuptools') == "setuptools 84.2.1 (tested: (None, '81'))"
     assert version_line('mmcv') == 'mmcv 2.1.0 and mmcv-lite 2.1.0 install the same files'
@@ -87,8 +93,17 @@ def test_a_broken_package_is_named(tmp_path, monkeypatch, source, text):
 def test_an_empty_environment(tmp_path):
     python = tmp_path / 'empty' / 'bin' / 'python'
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'empty'], check=True)
-    environment = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT), 'HOME': os.environ.get('HOME', '/')}
-    done = subprocess.run([python, '-m', 'swin_dense', 'doctor'], env=environment, capture_output=True, text=True)
+    environment = {
+        'PATH': '/usr/bin:/bin',
+        'PYTHONPATH': str(ROOT),
+        'HOME': os.environ.get('HOME', '/'),
+    }
+    done = subprocess.run(
+        [python, '-m', 'swin_dense', 'doctor'],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (1, '')
     assert 'torch is not installed' in done.stdout
 

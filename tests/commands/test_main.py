@@ -165,7 +165,13 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
     (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
     absent = ['openvino', 'tifffile', *(['torch'] if torch_is == 'missing' else [])]
     paths = f'{tmp_path}{os.pathsep}{ROOT}'
-    done = without(absent, *arguments.split(), status=2, cwd=tmp_path, PYTHONPATH=paths)
+    done = without(
+        absent,
+        *arguments.split(),
+        status=2,
+        cwd=tmp_path,
+        PYTHONPATH=paths,
+    )
     assert message in done.stderr
     assert done.stderr.count('\n') == 1
 

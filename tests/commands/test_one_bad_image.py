@@ -33,7 +33,12 @@ def folder(tmp_path):
     root = tmp_path / 'photos'
     for name in GOOD:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 255, (*SIZES[len(name) % 3], 3), np.uint8)
+        pixels = random.integers(
+            0,
+            255,
+            (*SIZES[len(name) % 3], 3),
+            np.uint8,
+        )
         Image.fromarray(pixels).save(root / f'{name}.png')
     Image.fromarray(random.integers(0, 65535, (40, 50), np.uint16)).save(root / 'deep.png')
     (root / 'photo.png').rename(root / 'photo.tga')  # which OpenCV does not decode
@@ -46,7 +51,14 @@ def folder(tmp_path):
     with open(root / 'broken.tif', 'r+b') as file:
         file.seek(-900, os.SEEK_END)
         file.write(bytes(800))
-    tifffile.imwrite(root / 'float.tif', np.full((30, 30), 1000, np.float32))
+    tifffile.imwrite(
+        root / 'float.tif',
+        np.full(
+            (30, 30),
+            1000,
+            np.float32,
+        ),
+    )
     (root / 'empty.jpg').write_bytes(b'')
     (root / 'text.png').write_text('no image')
     (root / 'gone.png').symlink_to(root / 'nowhere.png')
@@ -88,7 +100,14 @@ def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch
     monkeypatch.setattr(logging, 'raiseExceptions', False)  # handlers of the tests before write into closed files
     bad, out = BAD_OF[kind], folder / 'out'  # within the folder: what it contains is not predicted
     good = {*GOOD, *BAD} - {*bad}
-    arguments = ['predict', *model_of(kind, tmp_path, monkeypatch), str(folder), '--out', str(out), '--resume']
+    arguments = [
+        'predict',
+        *model_of(kind, tmp_path, monkeypatch),
+        str(folder),
+        '--out',
+        str(out),
+        '--resume',
+    ]
     assert main(arguments) == 1
     printed = capsys.readouterr()
     assert f'{len(good)} of 15 images are in {out}' in printed.out
@@ -110,7 +129,13 @@ def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch
 
 
 def test_a_signal_ends_after_an_image(folder, tmp_path, monkeypatch):
-    arguments = ['predict', *model_of('mmdet', tmp_path, monkeypatch), str(folder), '--out', str(tmp_path / 'out')]
+    arguments = [
+        'predict',
+        *model_of('mmdet', tmp_path, monkeypatch),
+        str(folder),
+        '--out',
+        str(tmp_path / 'out'),
+    ]
     predict = Predictor.predict
 
     def signalled(self, path, clock):

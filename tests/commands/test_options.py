@@ -183,6 +183,11 @@ def test_a_missing_file_is_found_before_torch_is_imported(place, arguments, mess
 
 
 def check_without_torch(place, arguments, message, missing):
-    done = without(['torch', *missing], *arguments.split(), status=2, cwd=place)
+    done = without(
+        ['torch', *missing],
+        *arguments.split(),
+        status=2,
+        cwd=place,
+    )
     assert message in done.stderr
     assert 'torch' not in done.stderr

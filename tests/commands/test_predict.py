@@ -43,7 +43,17 @@ def predict(framework, tmp_path, *images, options=()):
     weights = tmp_path / 'weights.pth'
     make_weights(framework, weights)
     out = tmp_path / 'out'
-    status = main(['predict', RECIPES[framework], str(weights), *map(str, images), '--out', str(out), *options])
+    status = main(
+        [
+            'predict',
+            RECIPES[framework],
+            str(weights),
+            *map(str, images),
+            '--out',
+            str(out),
+            *options,
+        ]
+    )
     return status, out, str(weights)
 
 
@@ -53,7 +63,12 @@ def names_in(out):
 
 
 def test_a_detector(tmp_path, pictures):
-    status, out, weights = predict('mmdet', tmp_path, *pictures, options=('--score', '0'))
+    status, out, weights = predict(
+        'mmdet',
+        tmp_path,
+        *pictures,
+        options=('--score', '0'),
+    )
     assert status == 0
     assert names_in(out) == ['a b.json', 'a b.painted.jpg', 'c.json', 'c.painted.jpg']
     model = mmdet.apis.init_detector(load_recipe(RECIPES['mmdet']), weights, device='cpu')
@@ -73,7 +88,12 @@ def test_a_detector(tmp_path, pictures):
 
 
 def test_instances_below_the_score_are_left_out(tmp_path, pictures):
-    status, out, _ = predict('mmdet', tmp_path, pictures[0], options=('--score', '0.9999'))
+    status, out, _ = predict(
+        'mmdet',
+        tmp_path,
+        pictures[0],
+        options=('--score', '0.9999'),
+    )
     assert status == 0
     assert json.loads((out / 'a b.json').read_text())['instances'] == []
 
@@ -210,7 +230,11 @@ def test_images_are_read_with_the_options_of_the_loader(tmp_path, monkeypatch, l
     if load['color_type'] == 'unchanged':
         shape, most = (64, 64), 16000 if dtype == np.uint16 else 255
         config.model.backbone.in_channels = 1
-        config.model.data_preprocessor.update(mean=[0.0], std=[most / 5], bgr_to_rgb=False)
+        config.model.data_preprocessor.update(
+            mean=[0.0],
+            std=[most / 5],
+            bgr_to_rgb=False,
+        )
     pixels = np.random.default_rng(0).integers(0, most, shape).astype(dtype)
     if dtype == np.float32:
         tifffile.imwrite('picture.png', pixels)  # each decoder looks at the content

@@ -27,7 +27,13 @@ NEGLIGIBLE = 1e-30
 )
 def test_against_gradients(kind, size, options):
     backbone = randomize(kind(**TINY, **options)).double().eval()
-    img = torch.randn(1, 3, *size, dtype=torch.float64, requires_grad=True)
+    img = torch.randn(
+        1,
+        3,
+        *size,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     outputs = []
     for module in backbone.modules():
         if isinstance(module, SwinBlock):

@@ -206,13 +206,21 @@ class TestStatic:
         assert [axis.dim_param or axis.dim_value for axis in axes] == ['batch', 3, *self.SIZE]
         operators = {node.op_type for node in graph.node}
         assert not operators & {'Shape', 'Range', 'Concat', 'Div', 'Mod', 'Less', 'Equal', 'Expand', 'Pad'}
-        assert_right(load(path), self.MODEL, [(batch, *self.SIZE) for batch in (1, 2, 5)])
+        assert_right(
+            load(path),
+            self.MODEL,
+            [(batch, *self.SIZE) for batch in (1, 2, 5)],
+        )
 
     @pytest.mark.parametrize('suffix', ['pt2', 'ts'])
     def test_torchs_formats(self, tmp_path, suffix):
         path = tmp_path / f'x.{suffix}'
         export_model(self.MODEL, path, dynamic=False, size=self.SIZE)
-        assert_right(load(path), self.MODEL, [(1, *self.SIZE)])
+        assert_right(
+            load(path),
+            self.MODEL,
+            [(1, *self.SIZE)],
+        )
         if suffix == 'pt2':
             program = torch.export.load(path)
             names = {name for name, _ in self.MODEL.named_parameters()}
@@ -240,7 +248,13 @@ def test_files_name_no_folder_of_this_machine(tmp_path, suffix, dynamic):
 def test_half_precision(tmp_path, caplog):
     model = build()
     caplog.set_level(logging.INFO, 'swin_dense.export')
-    exported = export_model(model, tmp_path / 'x.onnx', dynamic=False, size=64, half=True)
+    exported = export_model(
+        model,
+        tmp_path / 'x.onnx',
+        dynamic=False,
+        size=64,
+        half=True,
+    )
     (error,) = exported.errors.values()
     assert 1e-6 < error < 2e-2
     assert [message.split()[0] for message in caplog.messages] == ['tracing', 'converting', 'comparing']
@@ -255,7 +269,11 @@ class Batched(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.backbone = build(depths=(1,), num_heads=(1,), strides=(4,))
+        self.backbone = build(
+            depths=(1,),
+            num_heads=(1,),
+            strides=(4,),
+        )
 
     def forward(self, img):
         (out,) = self.backbone(img)
@@ -278,7 +296,11 @@ class Single(Batched):
         return out if img.shape[0] > 1 else out + 1
 
 
-@pytest.mark.parametrize('model', [Batched(), Sized(), Single()], ids=['numbers', 'shapes', 'one image'])
+@pytest.mark.parametrize(
+    'model',
+    [Batched(), Sized(), Single()],
+    ids=['numbers', 'shapes', 'one image'],
+)
 def test_a_wrong_file_is_removed_and_the_old_file_is_kept(tmp_path, model):
     (tmp_path / 'x.ts').write_text('of yesterday')
     with pytest.raises(ExportError, match='the file is wrong on an image'):

@@ -110,7 +110,11 @@ def test_stored_values_are_normalised(clamp):
 
 
 def test_without_a_scale_stored_values_have_8_bits():
-    model = export.Normalized(Kept(), Normalization(mean=0.0, std=1.0), build())
+    model = export.Normalized(
+        Kept(),
+        Normalization(mean=0.0, std=1.0),
+        build(),
+    )
     found = model(torch.full((1, 3, 1, 1), 51.0))
     assert found.flatten().tolist() == pytest.approx([0.2] * 3)
 
@@ -131,7 +135,12 @@ def test_the_file_is_compared_at_sizes_that_differ_from_the_trace():
 
 
 def compare(model, run):
-    return export._error(model, torch.float32, run, (1, 3, 4, 5))
+    return export._error(
+        model,
+        torch.float32,
+        run,
+        (1, 3, 4, 5),
+    )
 
 
 class Twice(Kept):
@@ -336,7 +345,12 @@ INTERFACE = formats.Interface(
 def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
     batch = torch.export.Dim('batch', min=2, max=4)
     interface = replace(INTERFACE, ranges={'batch': batch})
-    nodes = formats.write_pt2(Scored().eval(), interface, None, tmp_path / 'x.pt2')
+    nodes = formats.write_pt2(
+        Scored().eval(),
+        interface,
+        None,
+        tmp_path / 'x.pt2',
+    )
     program = torch.export.load(tmp_path / 'x.pt2')
     assert nodes == len(program.graph.nodes)
     (batch,) = program.range_constraints.values()

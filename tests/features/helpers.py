@@ -44,7 +44,15 @@ def command_line(monkeypatch, out, *always):
     monkeypatch.setattr('swin_dense.commands._backbone.build_backbone', lambda args: toy)
 
     def run(*args):
-        return main(['features', *map(str, args), '--out', str(out), *always])
+        return main(
+            [
+                'features',
+                *map(str, args),
+                '--out',
+                str(out),
+                *always,
+            ]
+        )
 
     return run, toy
 
@@ -54,7 +62,13 @@ def make_images(folder, count, broken=True):
     generator = random.Random(0)
     paths = []
     for index in range(count):
-        height, width = generator.choice([(40, 52), (33, 64), (52, 40)])
+        height, width = generator.choice(
+            [
+                (40, 52),
+                (33, 64),
+                (52, 40),
+            ]
+        )
         top, left = generator.randrange(200), generator.randrange(300)
         path = folder / f'ordner {index % 3} ü' / f'x {index // 3}.png'
         path.parent.mkdir(parents=True, exist_ok=True)

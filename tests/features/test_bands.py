@@ -18,7 +18,12 @@ from tests.features.helpers import close, load, maps_of
 from tests.images.mutations import counts
 
 onnxruntime, tifffile = IfInstalled('onnxruntime'), IfInstalled('tifffile')
-ONE_BLOCK = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
+ONE_BLOCK = {
+    'embed_dims': 16,
+    'depths': (1,),
+    'num_heads': (1,),
+    'strides': (4,),
+}
 
 BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
 MEAN, STD = (0.1, 0.2, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8)
@@ -69,14 +74,26 @@ def test_arrays_tensors_and_files(backbone, image):
 def test_tiles_of_a_file(backbone, tmp_path):
     values = counts(450, 230, 5)
     path = tmp_path / 'scene.tif'
-    tifffile.imwrite(path, values, photometric='minisblack', planarconfig='contig', tile=(64, 64))
+    tifffile.imwrite(
+        path,
+        values,
+        photometric='minisblack',
+        planarconfig='contig',
+        tile=(64, 64),
+    )
     pyramid = extract_pyramid(backbone, path, tile=224, **OPTIONS)
     close(pyramid, expected_maps(backbone, values), 1e-4)
 
 
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
-    options = {'mean': None, 'std': None, 'scale': 8160, 'bands': BANDS, 'clamp': True}
+    options = {
+        'mean': None,
+        'std': None,
+        'scale': 8160,
+        'bands': BANDS,
+        'clamp': True,
+    }
     pyramid = extract_pyramid(backbone, values, **options, max_side=45)
     close(pyramid, maps_of(backbone, torch.ones(4, 30, 45)))
 
@@ -86,7 +103,11 @@ def test_an_extractor(backbone, image, weights):
     rows = extract({'path': [str(image)]})
     assert rows['error'][0] == ''
     for stride, level in expected_maps(backbone).items():
-        assert_near(torch.from_numpy(rows[f'level_{stride}'][0]), level.mean((1, 2)), 1e-3)
+        assert_near(
+            torch.from_numpy(rows[f'level_{stride}'][0]),
+            level.mean((1, 2)),
+            1e-3,
+        )
 
 
 @needs('pyarrow')
@@ -128,7 +149,11 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
     assert main([*given, *arguments]) == 0
     pixels = photograph(40, 48)
     (found,) = torch.jit.load(out)(tensor_of(pixels)[None])
-    assert_near(found[0], extract_pyramid(backbone, pixels, **options)[4], 1e-3)
+    assert_near(
+        found[0],
+        extract_pyramid(backbone, pixels, **options)[4],
+        1e-3,
+    )
 
 
 @needs('onnx')
@@ -140,7 +165,11 @@ def test_an_exported_file_takes_stored_values(tmp_path):
     img = tensor_of(COUNTS.astype(np.int32))[None].numpy()
     model = session(tmp_path / 'model.onnx', providers=['CPUExecutionProvider'])
     (out,) = model.run(None, {'img': img})
-    close({4: torch.from_numpy(out[0])}, expected_maps(backbone), 2e-3)
+    close(
+        {4: torch.from_numpy(out[0])},
+        expected_maps(backbone),
+        2e-3,
+    )
 
 
 def test_clamp_needs_a_mean():
@@ -168,7 +197,14 @@ def test_wrong_numbers_are_refused(backbone, options, message):
 
 def test_statistics_of_counts_need_a_scale_of_1(backbone):
     mean, std = (1500, 1, 2, 3000), (800, 3, 4, 900)
-    found = extract_pyramid(backbone, COUNTS, mean=mean, std=std, scale=1, bands=BANDS)
+    found = extract_pyramid(
+        backbone,
+        COUNTS,
+        mean=mean,
+        std=std,
+        scale=1,
+        bands=BANDS,
+    )
     normalised = (COUNTS[:, :, BANDS] - np.array(mean)) / std
     close(found, maps_of(backbone, tensor_of(normalised)), 1e-4)
 
@@ -232,7 +268,14 @@ class TestPublishedWeights:
     def test_of_three_channels_it_is_a_warning(self, made, caplog):
         backbone = made('renamed.pth', 3, 'backbone.backbone.')
         assert backbone.input_preset == 'satlas-rgb'
-        extract_pyramid(backbone, np.full((32, 32, 3), 200, np.uint8))
+        extract_pyramid(
+            backbone,
+            np.full(
+                (32, 32, 3),
+                200,
+                np.uint8,
+            ),
+        )
         assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
 
     def test_other_weights_say_nothing(self, made, caplog):
@@ -240,12 +283,25 @@ class TestPublishedWeights:
         assert backbone.input_preset is None
         assert 'normalised by preset' not in caplog.text
         with pytest.raises(ValueError, match='or a preset'):
-            extract_pyramid(backbone, np.full((32, 32, 9), 200, np.uint8))
+            extract_pyramid(
+                backbone,
+                np.full(
+                    (32, 32, 9),
+                    200,
+                    np.uint8,
+                ),
+            )
 
 
 def test_a_normalisation_is_one_argument_or_its_short_form(backbone):
     how = Normalization(**OPTIONS)
-    rgb = {'scale': 255.0, 'clamp': True, 'mean': None, 'std': None, 'bands': BANDS}
+    rgb = {
+        'scale': 255.0,
+        'clamp': True,
+        'mean': None,
+        'std': None,
+        'bands': BANDS,
+    }
     for long, short in (
         ({'normalization': how}, OPTIONS),
         ({'normalization': 'satlas-rgb', 'bands': BANDS}, rgb),

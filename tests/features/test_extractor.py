@@ -17,7 +17,12 @@ from tests.features.helpers import pooled
 from tests.images.mutations import encode
 
 PHOTOGRAPH = photograph(97, 131)
-IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
+IMAGES = [
+    PHOTOGRAPH[:40, :52],
+    PHOTOGRAPH[10:50, 20:72],
+    PHOTOGRAPH,
+    PHOTOGRAPH[5:45, :52],
+]
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +67,13 @@ def column_of(form, folder):
 @pytest.mark.parametrize('pool', ['avg', 'gem'])
 @pytest.mark.parametrize('form', ['bytes', 'path', 'image'])
 def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, pool):
-    extract = Extractor(checkpoint, levels=[8, 32], pool=pool, device='cpu', batch_size=2)
+    extract = Extractor(
+        checkpoint,
+        levels=[8, 32],
+        pool=pool,
+        device='cpu',
+        batch_size=2,
+    )
     rows = extract({form: column_of(form, tmp_path), 'label': [1, 2, 3, 4]})
     kept = {'path'} if form == 'path' else set()
     assert set(rows) == {'level_8', 'level_32', 'height', 'width', 'error', 'label', *kept}
@@ -76,7 +87,13 @@ def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers):
     whole = [encode(image, 'png') for image in IMAGES]
-    contents = [b'', whole[0], whole[1][:300], None, whole[3]]
+    contents = [
+        b'',
+        whole[0],
+        whole[1][:300],
+        None,
+        whole[3],
+    ]
     rows = level_32(checkpoint, {'bytes': contents, 'path': list('abcde')}, workers=workers)
     assert rows['path'] == list('abcde')
     is_whole = np.array([False, True, False, False, True])
@@ -88,15 +105,29 @@ def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers)
 
 
 def test_options(backbone, checkpoint):
-    rows = level_32(checkpoint, {'image': IMAGES}, max_side=66, dtype=torch.float16)
+    rows = level_32(
+        checkpoint,
+        {'image': IMAGES},
+        max_side=66,
+        dtype=torch.float16,
+    )
     assert rows['level_32'].dtype == np.float16
     assert (rows['height'][2], rows['width'][2]) == (49, 66)
-    near(rows['level_32'], expected(backbone, 'avg', 32, max_side=66), 2e-3)
+    near(
+        rows['level_32'],
+        expected(backbone, 'avg', 32, max_side=66),
+        2e-3,
+    )
     every = Extractor(checkpoint, device='cpu', autocast='bfloat16')({'image': IMAGES[:1]})
     assert {'level_4', 'level_8', 'level_16', 'level_32'} <= every.keys()
     exact = expected(backbone, 'avg', 32)[:1]
     assert 0 < np.abs(every['level_32'] - exact).max() < 0.1 * np.abs(exact).max()
-    pages = encode(IMAGES[0], 'tiff', save_all=True, append_images=[Image.fromarray(IMAGES[1])])
+    pages = encode(
+        IMAGES[0],
+        'tiff',
+        save_all=True,
+        append_images=[Image.fromarray(IMAGES[1])],
+    )
     rows = level_32(checkpoint, {'bytes': [pages]}, page=1)
     near(rows['level_32'], expected(backbone, 'avg', 32)[1:2])
 
@@ -133,7 +164,13 @@ def test_prefix_chooses_one_of_several_backbones(backbone, tmp_path):
     torch.save(prefixed('teacher.', other) | prefixed('student.', backbone), tmp_path / 'both.pth')
     with pytest.raises(CheckpointError, match='several backbones'):
         Extractor(tmp_path / 'both.pth')
-    extractor = Extractor(tmp_path / 'both.pth', [32], pool='gem', device='cpu', prefix='student')
+    extractor = Extractor(
+        tmp_path / 'both.pth',
+        [32],
+        pool='gem',
+        device='cpu',
+        prefix='student',
+    )
     content = pickle.dumps(extractor)
     assert len(content) < 2000  # without the weights
     rows = pickle.loads(content)({'image': IMAGES})

@@ -130,10 +130,18 @@ def test_wrapped_for_data_parallelism(backbone, tmp_path):
         extract_pyramid(torch.nn.Linear(1, 1), PHOTOGRAPH)
 
 
-@pytest.mark.parametrize('options', [{}, {'tile': 224}], ids=['whole', 'tiles'])
+@pytest.mark.parametrize(
+    'options',
+    [{}, {'tile': 224}],
+    ids=['whole', 'tiles'],
+)
 def test_an_open_file_is_one_image(backbone, tmp_path, options):
     pages = [Image.fromarray(image) for image in (PHOTOGRAPH[::-1], PHOTOGRAPH)]
-    pages[0].save(tmp_path / 'pages.tif', save_all=True, append_images=pages[1:])
+    pages[0].save(
+        tmp_path / 'pages.tif',
+        save_all=True,
+        append_images=pages[1:],
+    )
     with (tmp_path / 'pages.tif').open('rb') as file:
         close(extract_pyramid(backbone, file, page=1, **options), alone(backbone, PHOTOGRAPH))
 

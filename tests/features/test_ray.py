@@ -51,7 +51,13 @@ def work(tmp_path, backbone):
     for index in range(IMAGES):
         Image.fromarray(photograph(40, 40 + 4 * (index % 3))).rotate(index).save(tmp_path / 'photos' / f'{index}.png')
     (tmp_path / 'photos' / 'broken.jpg').write_text('text')
-    example = [sys.executable, ROOT / 'examples' / 'features_ray.py', tmp_path / 'photos', '--out', tmp_path / 'out']
+    example = [
+        sys.executable,
+        ROOT / 'examples' / 'features_ray.py',
+        tmp_path / 'photos',
+        '--out',
+        tmp_path / 'out',
+    ]
     return [*example, '--checkpoint', tmp_path / 'tiny.pth', '--levels', '32', '--blocks', '10', '--cpus', '3']
 
 
@@ -134,6 +140,16 @@ assert statuses == [1, 1], statuses
 fs.copy_files('bucket/out/rows', str(root / 'out' / 'rows'), source_filesystem=system)
 """
     (tmp_path / 'out' / 'rows').mkdir(parents=True)
-    status, output = finish(start([sys.executable, '-c', code, tmp_path, *work[1:]]))
+    status, output = finish(
+        start(
+            [
+                sys.executable,
+                '-c',
+                code,
+                tmp_path,
+                *work[1:],
+            ]
+        )
+    )
     assert status == 0, output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)

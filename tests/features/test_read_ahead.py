@@ -21,7 +21,15 @@ from tests.conftest import photograph, tiny
 @pytest.fixture
 def paths(tmp_path):
     """Create seven images of three sizes, a broken file, and the path of a missing one."""
-    heights = {'a': 8, 'b': 12, 'c': 8, 'e': 8, 'f': 12, 'g': 5, 'h': 8}
+    heights = {
+        'a': 8,
+        'b': 12,
+        'c': 8,
+        'e': 8,
+        'f': 12,
+        'g': 5,
+        'h': 8,
+    }
     for name, height in heights.items():
         Image.fromarray(photograph(height, 9)).save(tmp_path / f'{name}.png')
     (tmp_path / 'broken.png').write_text('no image')
@@ -53,7 +61,15 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
     limit = runner._AHEAD_BYTES
-    tenths = {'a': 5, 'b': 3, 'c': 3, 'd': 30, 'e': 4, 'f': 4, 'g': 2}
+    tenths = {
+        'a': 5,
+        'b': 3,
+        'c': 3,
+        'd': 30,
+        'e': 4,
+        'f': 4,
+        'g': 2,
+    }
     costs = {name: limit * share // 10 for name, share in tenths.items()}
     monkeypatch.setattr(runner, 'decoded_bytes', costs.get)
     begun = {name: threading.Event() for name in costs}

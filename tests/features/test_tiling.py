@@ -15,7 +15,12 @@ from tests.conftest import assert_near, randomize, small_disk
 from tests.features.helpers import in_a_process, tree
 
 # Two stages with small windows: an alignment of 24 pixels, and little computation.
-SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}
+SMALL = {
+    'embed_dims': 8,
+    'depths': (2, 3),
+    'num_heads': (1, 2),
+    'window_size': 3,
+}
 
 
 def noise(height, width, seed=0):
@@ -94,14 +99,25 @@ def test_the_default_overlap_is_the_reach_of_tokens_beside_a_cut(options):
             starts = torch.arange(len(first_seen)) * stride
             before = cut - starts[(starts < cut) & (end_seen > cut)]
             behind = starts[(starts >= cut) & (first_seen < cut)] + stride - cut
-            reach = max([reach, *before.tolist(), *behind.tolist()])
+            reach = max(
+                [
+                    reach,
+                    *before.tolist(),
+                    *behind.tolist(),
+                ]
+            )
         assert overlaps[axis] == -(-reach // period) * period
 
 
 SIDES = st.integers(1, 300)
 
 
-@given(SIDES, SIDES, st.integers(1, 4), st.integers(0, 3))
+@given(
+    SIDES,
+    SIDES,
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
 def test_the_plan_covers_the_image_once(height, width, tile, overlap):
     covered = np.zeros((height, width), int)
     for part in plan_tiles((height, width), (24 * tile, 48 * tile), (24 * overlap, 0)):
@@ -160,7 +176,13 @@ def test_a_pyramid_stays_valid_when_its_folder_is_reused(small, tmp_path):
     def reuse():
         first = extract_pyramid(small, large, tile=48, out=tmp_path)
         before = {stride: level.clone() for stride, level in first.items()}
-        second = extract_pyramid(small, little, tile=48, out=tmp_path, levels=[8])
+        second = extract_pyramid(
+            small,
+            little,
+            tile=48,
+            out=tmp_path,
+            levels=[8],
+        )
         assert [path.name for path in tmp_path.iterdir()] == ['stride_8.npy']
         assert np.array_equal(np.load(tmp_path / 'stride_8.npy'), second[8].numpy())
         return not all(torch.equal(first[stride], level) for stride, level in before.items())
@@ -191,7 +213,13 @@ BLACK = np.zeros((30, 30, 3), np.float32)
 )
 def test_files_hold_the_maps_of_one_image_in_a_type_of_numpy(tmp_path, image, options, message):
     with pytest.raises(ValueError, match=message):
-        extract_pyramid(SwinBackbone(**SMALL), image, tile=24, out=tmp_path / 'maps', **options)
+        extract_pyramid(
+            SwinBackbone(**SMALL),
+            image,
+            tile=24,
+            out=tmp_path / 'maps',
+            **options,
+        )
     assert not (tmp_path / 'maps').exists()
 
 

@@ -134,7 +134,11 @@ LOADING_OPTIONS = {
 
 @functools.cache
 def receivers() -> dict[str, SwinBackbone]:
-    return {'v1': SwinBackbone(**SMALLEST), 'v2': SwinV2Backbone(**SMALLEST), 'other': SwinBackbone(**TINY)}
+    return {
+        'v1': SwinBackbone(**SMALLEST),
+        'v2': SwinV2Backbone(**SMALLEST),
+        'other': SwinBackbone(**TINY),
+    }
 
 
 def try_checkpoint_file(example: Any) -> str:
@@ -167,14 +171,31 @@ def spoil(state: dict[str, Any], chance: random.Random) -> dict[Any, Any]:
         value = state.pop(name)
         kind = chance.choice(['drop', 'rename', 'copy', 'prefix', 'other', 'tensor', 'tensor', 'tensor'])
         if kind == 'rename':
-            part, other = chance.choice([('0', '7'), ('weight', 'bias'), ('.', ''), ('norm', 'x')])
+            part, other = chance.choice(
+                [
+                    ('0', '7'),
+                    ('weight', 'bias'),
+                    ('.', ''),
+                    ('norm', 'x'),
+                ]
+            )
             state[name.replace(part, other)] = value
         elif kind == 'copy':
             state[name] = state[f'ema.{name}'] = value
         elif kind == 'prefix':
             state = prefixed('module.', {**state, name: value})
         elif kind == 'other':
-            state[name] = chance.choice([None, 1, 'x', [1], {'a': 1}, {'a': value}, np.zeros(3)])
+            state[name] = chance.choice(
+                [
+                    None,
+                    1,
+                    'x',
+                    [1],
+                    {'a': 1},
+                    {'a': value},
+                    np.zeros(3),
+                ]
+            )
         elif kind == 'tensor' and isinstance(value, torch.Tensor):
             state[name] = _spoiled(value, chance)
     return {chance.choice(['model', 'state_dict', 'x', 1]): state} if chance.random() < 0.2 else state
@@ -188,7 +209,13 @@ def _spoiled(tensor: torch.Tensor, chance: random.Random) -> torch.Tensor:
         torch.full_like(tensor, filled),
     ]
     if tensor.ndim:
-        shapes = [tensor[:1], tensor[None], tensor[..., None], tensor[:0], tensor.flatten()]
+        shapes = [
+            tensor[:1],
+            tensor[None],
+            tensor[..., None],
+            tensor[:0],
+            tensor.flatten(),
+        ]
         changed.append(chance.choice(shapes))
     return chance.choice(changed)
 

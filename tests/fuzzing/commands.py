@@ -144,7 +144,13 @@ def _occurrence(action: argparse.Action) -> Any:
         value = mostly(NUMBERS, WORDS)
     else:
         value = mostly(WORDS, NUMBERS)
-    counts = {None: (1, 1), 0: (0, 0), '?': (0, 1), '+': (1, 3), '*': (0, 2)}
+    counts = {
+        None: (1, 1),
+        0: (0, 0),
+        '?': (0, 1),
+        '+': (1, 3),
+        '*': (0, 2),
+    }
     least, most = counts.get(action.nargs, (action.nargs, action.nargs))
     return st.lists(value, min_size=least, max_size=most).map(lambda words: [*action.option_strings[:1], *words])
 

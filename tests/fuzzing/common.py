@@ -20,7 +20,13 @@ from swin_dense.utils.errors import is_out_of_memory
 
 PACKAGE = os.path.dirname(swin_dense.__file__)
 TAKEN, REFUSED = 'taken', 'refused'
-SMALLEST = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4), 'strides': (4, 2), 'out_indices': (0, 1)}
+SMALLEST = {
+    'embed_dims': 8,
+    'depths': (1, 1),
+    'num_heads': (2, 4),
+    'strides': (4, 2),
+    'out_indices': (0, 1),
+}
 SEEDS = st.integers(0, 2**32)
 ODD = st.one_of(
     st.none(),

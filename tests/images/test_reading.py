@@ -92,7 +92,11 @@ GREYS = {
 @pytest.mark.parametrize('form', GREYS)
 def test_grey_images_are_repeated_for_three_channels_and_kept_for_one(form):
     expected = unit(GREY[:, :, None])
-    assert_near(read_image(GREYS[form]()), expected.expand(3, -1, -1), 1e-7)
+    assert_near(
+        read_image(GREYS[form]()),
+        expected.expand(3, -1, -1),
+        1e-7,
+    )
     assert_near(read_image(GREYS[form](), channels=1), expected, 1e-7)
 
 
@@ -306,7 +310,11 @@ def test_byte_order_does_not_matter(dtype):
 def test_normalize():
     image = read_image(RGB)
     expected = (RGB / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
-    assert_within(normalize(image, IMAGENET_MEAN, IMAGENET_STD), tensor_of(expected).float(), 1e-6)
+    assert_within(
+        normalize(image, IMAGENET_MEAN, IMAGENET_STD),
+        tensor_of(expected).float(),
+        1e-6,
+    )
     assert normalize(image, None, None) is image
     of_each = normalize(image, [0.5] * 3, np.full(3, 0.25))
     assert torch.equal(normalize(image, 0.5, 0.25), of_each)

@@ -115,7 +115,11 @@ def save(tmp_path):
     return write
 
 
-@pytest.mark.parametrize('options', [{}, TILES], ids=['strips', 'tiles'])
+@pytest.mark.parametrize(
+    'options',
+    [{}, TILES],
+    ids=['strips', 'tiles'],
+)
 @pytest.mark.parametrize('form', FILES)
 def test_pixels_equal_the_array_that_was_written(form, options, save):
     pixels, how, values = FILES[form]
@@ -167,8 +171,16 @@ def test_opacity_is_dropped():
     for extra in ('unassalpha', 'assocalpha'):
         found = read_image(encode(pixels, **how, extrasamples=[extra]))
         assert_within(found, expected_of(values)[:3], 1e-6)
-    grey = encode(BANDS[:, :, :2], **TOGETHER, extrasamples=['unassalpha'])
-    assert_within(read_image(grey, 1)[0], expected_of(GREY / 255)[0], 1e-6)
+    grey = encode(
+        BANDS[:, :, :2],
+        **TOGETHER,
+        extrasamples=['unassalpha'],
+    )
+    assert_within(
+        read_image(grey, 1)[0],
+        expected_of(GREY / 255)[0],
+        1e-6,
+    )
 
 
 VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
@@ -207,7 +219,13 @@ def test_signed_integers_need_a_scale(save):
         read_image(save(GREY.astype('int16'), **GREYSCALE))
 
 
-STACK = np.stack([GREY, GREY[::-1], GREY[:, ::-1]])
+STACK = np.stack(
+    [
+        GREY,
+        GREY[::-1],
+        GREY[:, ::-1],
+    ]
+)
 STACKS = {
     'pages': {},
     'OME': {'ome': True, 'metadata': {'axes': 'CYX'}},
@@ -225,7 +243,11 @@ def test_a_stack_needs_a_page(form, save):
     with pytest.raises(ImageError, match='no page 3; it has 3'):
         read_image(path, 1, page=3)
     for page, expected in enumerate(STACK):
-        assert_within(read_image(path, 1, page=page), expected_of(expected / 255), 1e-6)
+        assert_within(
+            read_image(path, 1, page=page),
+            expected_of(expected / 255),
+            1e-6,
+        )
         with open_large_image(path, page=page) as image:
             assert np.array_equal(image.read(0, 0, 70, 90), expected)
 

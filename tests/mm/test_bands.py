@@ -31,7 +31,12 @@ def write_tiff(path, values, **options):
 def of_five_bands(cfg, load):
     """Make a config one of models for five bands, which are read by a step of the pipelines."""
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
-        loader.dataset.pipeline[0] = {'type': 'swin_dense.mm.LoadBands', 'scale': SCALE, 'bands': BANDS, **load}
+        loader.dataset.pipeline[0] = {
+            'type': 'swin_dense.mm.LoadBands',
+            'scale': SCALE,
+            'bands': BANDS,
+            **load,
+        }
     cfg.model.backbone.in_channels = 5
     cfg.model.data_preprocessor.update(mean=None, std=None, bgr_to_rgb=False)
 
@@ -73,7 +78,11 @@ def test_a_fourth_band_that_gdal_declares_as_opacity_is_read_or_named(tmp_path):
         LoadBands(bands=(0, 1, 2, 3)),
     ]
     for load in of_four_bands:
-        np.testing.assert_allclose(load(given)['img'], values / 255, rtol=1e-6)
+        np.testing.assert_allclose(
+            load(given)['img'],
+            values / 255,
+            rtol=1e-6,
+        )
     three = LoadBands(mean=(0.0,) * 3, std=(1.0,) * 3)(given)['img']
     np.testing.assert_allclose(three, values[..., :3] / 255, rtol=1e-6)
     with pytest.raises(ImageError, match=r'rgbn\.tif.*bands=\(0, 1, 2\) .*2, 3\)'):
@@ -100,7 +109,11 @@ def segmentor(tmp_path):
     """A segmentor of five bands whose head looks at single cells, with a config and weights, and a scene."""
     cfg = demo_config('mmseg', tmp_path)
     of_five_bands(cfg, {})
-    cfg.model.backbone.update(depths=(2, 2), num_heads=(1, 2), out_indices=(0, 1))
+    cfg.model.backbone.update(
+        depths=(2, 2),
+        num_heads=(1, 2),
+        out_indices=(0, 1),
+    )
     cfg.model.decode_head = {
         'type': 'FCNHead',
         'num_convs': 0,

@@ -215,7 +215,13 @@ def test_ade20k_recipe(path):
     assert config.train_dataloader.batch_size == 2
     warm_up, decay = config.param_scheduler
     assert_has(warm_up, start_factor=1e-6, end=1500)
-    assert_has(decay, begin=0 if 'official' in path.stem else 1500, end=160_000, power=1.0, eta_min=0.0)
+    assert_has(
+        decay,
+        begin=0 if 'official' in path.stem else 1500,
+        end=160_000,
+        power=1.0,
+        eta_min=0.0,
+    )
     assert config.model.auxiliary_head.loss_decode.loss_weight == 0.4
 
 
@@ -285,7 +291,13 @@ ONE_OF_EACH = [
     'faster-rcnn_swin-t-p4-w7_fpn_1x_coco',
     'retinanet_swin-t-p4-w7_fpn_1x_coco',
 ]
-SMALLER = {256: 16, 512: 32, 1000: 20, 1024: 32, 2000: 20}
+SMALLER = {
+    256: 16,
+    512: 32,
+    1000: 20,
+    1024: 32,
+    2000: 20,
+}
 
 
 def shrink(model):
@@ -312,7 +324,13 @@ def batch(is_detector):
     for _ in range(2):
         label = PixelData(data=torch.randint(150, (1, 64, 96)))
         samples.append(SegDataSample(gt_sem_seg=label, metainfo=shape))
-        images.append(torch.randint(255, (3, 64, 96), dtype=torch.uint8))
+        images.append(
+            torch.randint(
+                255,
+                (3, 64, 96),
+                dtype=torch.uint8,
+            )
+        )
     return {'inputs': images, 'data_samples': samples}
 
 

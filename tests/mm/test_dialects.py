@@ -40,7 +40,11 @@ BEVDET = {
     'norm_cfg': {'type': 'LN', 'requires_grad': True},
     'pretrain_style': 'official',
 }
-MMPRETRAIN = {'arch': TINY, 'img_size': 384, 'stage_cfgs': {'block_cfgs': {'window_size': 12}}}
+MMPRETRAIN = {
+    'arch': TINY,
+    'img_size': 384,
+    'stage_cfgs': {'block_cfgs': {'window_size': 12}},
+}
 # Every default of mmpretrain's Swin, which dumped configs contain.
 DUMPED = {
     'arch': TINY,
@@ -142,7 +146,11 @@ def described(backbone):
     )
 
 
-@pytest.mark.parametrize(('given', 'ours', 'words'), CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ('given', 'ours', 'words'),
+    CONFIGS.values(),
+    ids=CONFIGS,
+)
 def test_a_config_for_another_swin_builds_with_one_warning(given, ours, words):
     with torch.device('meta'), mock.patch.object(module, 'print_log') as log:
         found = SwinDense(**given)
@@ -153,7 +161,11 @@ def test_a_config_for_another_swin_builds_with_one_warning(given, ours, words):
 
 
 # Options of mmpretrain's Swin V2, and the window, clamping and position grid that they mean.
-PADDED = {'arch': {**TINY, 'extra_norm_every_n_blocks': 0}, 'pad_small_map': True, 'use_abs_pos_embed': True}
+PADDED = {
+    'arch': {**TINY, 'extra_norm_every_n_blocks': 0},
+    'pad_small_map': True,
+    'use_abs_pos_embed': True,
+}
 PER_STAGE = ((16, 16), (16, 16), (16, 16), (8, 8))
 OF_V2 = [
     ({**PADDED, 'window_size': [8] * 4, 'img_size': 256}, (8, 8), False, (64, 64)),
@@ -295,4 +307,8 @@ def test_stages_without_a_window_of_their_own_are_refused_by_the_name_that_was_g
     with pytest.raises(
         TypeError, match=r"'stage_cfgs': .* is not supported; only one window for all blocks of a stage"
     ):
-        SwinDense(arch=TINY, img_size=96, stage_cfgs=[{'window_size': 12}, {}, {}, {}])
+        SwinDense(
+            arch=TINY,
+            img_size=96,
+            stage_cfgs=[{'window_size': 12}, {}, {}, {}],
+        )

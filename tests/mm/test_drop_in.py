@@ -74,7 +74,11 @@ def shapes_of(model):
     return [(name, parameter.shape) for name, parameter in model.named_parameters()]
 
 
-@pytest.mark.parametrize('config', some(swin_configs(), every=3), ids=lambda config: f'{config[0]}-{config[1].stem}')
+@pytest.mark.parametrize(
+    'config',
+    some(swin_configs(), every=3),
+    ids=lambda config: f'{config[0]}-{config[1].stem}',
+)
 def test_a_config_has_the_same_parameters_and_optimiser_settings(config):
     package, path = config
     config = Config.fromfile(path)

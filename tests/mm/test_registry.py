@@ -16,7 +16,14 @@ from tests.conftest import TINY, equal_weights, some
 from tests.processes import python
 
 
-@pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
+@pytest.mark.parametrize(
+    'registry',
+    [
+        MODELS,
+        mmdet.registry.MODELS,
+        mmseg.registry.MODELS,
+    ],
+)
 @pytest.mark.parametrize('kind', [SwinDense, SwinDenseV2])
 def test_every_registry_builds_both_versions(registry, kind):
     for name in (kind.__name__, f'swin_dense.{kind.__name__}'):
@@ -60,7 +67,13 @@ def test_pretrained_is_converted_to_init_cfg():
 
 
 @pytest.mark.parametrize(
-    'init_cfg', ['a.pth', {'checkpoint': 'a.pth'}, [{'type': 'Pretrained'}], [{'type': 'Normal'}, 'a']]
+    'init_cfg',
+    [
+        'a.pth',
+        {'checkpoint': 'a.pth'},
+        [{'type': 'Pretrained'}],
+        [{'type': 'Normal'}, 'a'],
+    ],
 )
 def test_an_invalid_init_cfg_is_refused(init_cfg):
     with pytest.raises(TypeError, match=r"got .*type='Pretrained', checkpoint"):
@@ -68,7 +81,15 @@ def test_an_invalid_init_cfg_is_refused(init_cfg):
 
 
 def test_other_initialisers_of_mmengine_work():
-    backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
+    backbone = SwinDense(
+        **TINY,
+        init_cfg={
+            'type': 'Constant',
+            'layer': 'Linear',
+            'val': 0.5,
+            'bias': 2.0,
+        },
+    )
     backbone.init_weights()
     assert backbone.is_init
     linear = backbone.stages[0].blocks[0].ffn.layers[0][0]
@@ -86,7 +107,14 @@ def initialized(init_cfg, **options):
     return backbone
 
 
-@pytest.mark.parametrize('wrap', [dict, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        dict,
+        lambda cfg: [cfg],
+        lambda cfg: Config({'init_cfg': cfg}).init_cfg,
+    ],
+)
 def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
     source, path = SwinBackbone(TINY), tmp_path / 'a.pth'
     torch.save({'model': source.state_dict()}, path)
@@ -170,18 +198,31 @@ def shapes_of(model):
 
 def test_registered_activations_and_norms_work_as_in_mmdet(registered):
     """The parameters and outputs equal those of mmdet's Swin."""
-    options = {**TINY, 'act_cfg': {'type': registered}, 'norm_cfg': {'type': registered}}
+    options = {
+        **TINY,
+        'act_cfg': {'type': registered},
+        'norm_cfg': {'type': registered},
+    }
     with DefaultScope.overwrite_default_scope('mmdet'):
         ours, theirs = (MODELS.build({'type': kind, **options}) for kind in ('SwinDense', 'mmdet.SwinTransformer'))
     assert shapes_of(ours) == shapes_of(theirs)
     img = torch.randn(1, 3, 50, 60, dtype=torch.float64)
     theirs.double().eval()
     ours.double().eval().load_state_dict(theirs.state_dict(), strict=False)
-    torch.testing.assert_close(ours(img), theirs(img), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        ours(img),
+        theirs(img),
+        rtol=1e-7,
+        atol=1e-9,
+    )
 
 
 def test_a_class_serves_as_a_norm_and_as_an_activation():
-    backbone = SwinDense(**TINY, act_cfg={'type': Doubled}, norm_cfg={'type': Doubled})
+    backbone = SwinDense(
+        **TINY,
+        act_cfg={'type': Doubled},
+        norm_cfg={'type': Doubled},
+    )
     block = backbone.stages[0].blocks[0]
     assert type(block.norm1) is type(block.ffn.layers[0][1]) is Doubled
 

@@ -49,7 +49,14 @@ def test_a_run_with_the_frameworks_backbone_is_resumed(framework, demo_data, tmp
         started.train()
         saved = str(tmp_path / 'theirs' / ENDING[framework])
         going_on = {'load_from': saved, 'resume': True}
-        resumed = build_runner(framework, demo_data, tmp_path / 'ours', 'SwinDense', ends[1], **going_on)
+        resumed = build_runner(
+            framework,
+            demo_data,
+            tmp_path / 'ours',
+            'SwinDense',
+            ends[1],
+            **going_on,
+        )
         resumed.load_or_resume()
         expected, found = predictions(started), predictions(resumed)
         assert any(tensor.numel() for tensor in expected)

@@ -103,7 +103,13 @@ def make_small(config):
 def batch_for(model):
     torch.manual_seed(0)
     shapes, has_masks = [(3, SIZE, SIZE)] * 2, any('mask' in name for name, _ in model.named_modules())
-    batch = demo_mm_inputs(2, shapes, num_items=[3, 2], num_classes=80, with_mask=has_masks)
+    batch = demo_mm_inputs(
+        2,
+        shapes,
+        num_items=[3, 2],
+        num_classes=80,
+        with_mask=has_masks,
+    )
     for sample in batch['data_samples'] if has_masks else []:
         # Masks of random pixels would often have a mean of exactly one half.
         masks = sample.gt_instances.masks.masks
@@ -149,7 +155,12 @@ def test_losses_and_gradients_are_those_of_compiled_mmcv(both, name):
     assert losses == pytest.approx(expected, rel=tolerance)
     largest = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
     for parameter, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[parameter], gradient, rtol=0, atol=tolerance * largest)
+        torch.testing.assert_close(
+            gradients[parameter],
+            gradient,
+            rtol=0,
+            atol=tolerance * largest,
+        )
 
 
 @pytest.mark.parametrize('name', some(ZOO, every=4))

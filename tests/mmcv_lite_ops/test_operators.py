@@ -138,7 +138,12 @@ def test_soft_nms_chooses_the_boxes_of_compiled_mmcv_in_its_order(both, method):
         )
         compiled, plain = both(nms)
         assert compiled[1].tolist() == plain[1].tolist()
-        torch.testing.assert_close(plain[0], compiled[0], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            plain[0],
+            compiled[0],
+            rtol=1e-6,
+            atol=1e-7,
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +171,13 @@ def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain, method, facto
         min_score=-1,
         method=method,
     )
-    found = dict(zip(indices.tolist(), dets[:, 4].tolist(), strict=True))
+    found = dict(
+        zip(
+            indices.tolist(),
+            dets[:, 4].tolist(),
+            strict=True,
+        )
+    )
     assert found == pytest.approx({0: 0.9, 1: 0.8 * factor, 2: 0.7})
     assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
 
@@ -297,7 +308,12 @@ def test_roi_align_in_half_precision_is_computed_in_float32(plain):
     half = with_gradients(roi_align(rois, 7, 1.0), input)
     exact = with_gradients(roi_align(rois.float(), 7, 1.0), input.float())
     assert half[0].equal(exact[0].half())
-    torch.testing.assert_close(half[1].float(), exact[1], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        half[1].float(),
+        exact[1],
+        rtol=2e-3,
+        atol=2e-3,
+    )
 
 
 # Focal loss
@@ -590,7 +606,13 @@ def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
 
     def nms(boxes, scores, iou_threshold):
         called.append('nms')
-        return torch.tensor(kept_by_loops(boxes.tolist(), scores.tolist(), iou_threshold))
+        return torch.tensor(
+            kept_by_loops(
+                boxes.tolist(),
+                scores.tolist(),
+                iou_threshold,
+            )
+        )
 
     def roi_align(input, boxes, output_size, spatial_scale=1.0, sampling_ratio=-1, aligned=False):
         called.append('roi_align')

@@ -55,7 +55,11 @@ def test_without_position_a_permutation_within_windows_permutes_the_output(has_p
     def permute(x):
         return x.flatten(1, 2)[:, order].view_as(x)
 
-    is_blind = torch.allclose(attn(permute(x)), permute(attn(x)), atol=1e-12)
+    is_blind = torch.allclose(
+        attn(permute(x)),
+        permute(attn(x)),
+        atol=1e-12,
+    )
     assert is_blind is not has_position
 
 

@@ -196,7 +196,11 @@ def narrow_the_heads(model):
         ('mlp', SwinBackbone),
     ],
 )
-@pytest.mark.parametrize('way', WAYS[1:], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    'way',
+    WAYS[1:],
+    ids=lambda way: way.__name__,
+)
 def test_what_replaces_the_result_of_any_module_is_used(way, with_cp, version):
     def run_doubled(name, how):
         model = make('auto', version, with_cp=with_cp)
@@ -388,7 +392,12 @@ IN_EVAL = st.lists(st.sampled_from(['stages.0', 'stages.1.blocks.0', 'stages.1.b
 FROZEN = ['stages.0.blocks.1.attn', 'stages.1.blocks.0.ffn', 'stages.0.blocks.1.ffn.layers.0.0']
 FROZEN = st.lists(st.sampled_from(FROZEN), max_size=2)
 SIDES = st.integers(1, 40)
-SIZES = st.tuples(st.integers(1, 2), st.just(3), SIDES, SIDES)
+SIZES = st.tuples(
+    st.integers(1, 2),
+    st.just(3),
+    SIDES,
+    SIDES,
+)
 
 
 @settings(max_examples=40, deadline=None)

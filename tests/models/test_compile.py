@@ -66,7 +66,11 @@ def test_further_sizes_need_one_recompilation(is_training):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < '2.8', reason='older versions cannot tell a compilation from an export')
-@pytest.mark.parametrize('size', [(28, 28), (120, 70)], ids=['one window', 'many windows'])
+@pytest.mark.parametrize(
+    'size',
+    [(28, 28), (120, 70)],
+    ids=['one window', 'many windows'],
+)
 @pytest.mark.parametrize('trains_bias', [True, False])
 def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias):
     """Compare with plain operations in float64, on maps of one window, which are one group, and of many."""

@@ -40,7 +40,12 @@ def maps_and_gradients(model, img):
     outs = model(img)
     factors = []
     for out in outs:
-        values = torch.linspace(-1, 1, out.numel(), device=out.device)
+        values = torch.linspace(
+            -1,
+            1,
+            out.numel(),
+            device=out.device,
+        )
         factors.append(values.view_as(out).to(out.dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [*outs, *torch.autograd.grad(outs, trained, factors)]
@@ -129,7 +134,11 @@ def test_autocast_errs_at_most_twice_as_much_as_plain_operations(backend, dtype)
 
 @pytest.mark.parametrize('backend', ['auto', 'triton'])
 def test_compiled_models_equal_eager_ones_at_every_size(backend):
-    options = {'depths': (2, 1), 'num_heads': (1, 2), 'strides': (4, 2)}  # four stages compile for minutes
+    options = {
+        'depths': (2, 1),
+        'num_heads': (1, 2),
+        'strides': (4, 2),
+    }  # four stages compile for minutes
     model = build(backend, **options).cuda().train()
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)

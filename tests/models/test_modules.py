@@ -90,7 +90,11 @@ def per_sample_gradients_by_hooks(model, names, images):
     def collect(module, grad_input, grad_output, name):
         grad = grad_output[0]
         if isinstance(module, nn.Conv2d):
-            patches = nn.functional.unfold(inputs[name], module.kernel_size, stride=module.stride)
+            patches = nn.functional.unfold(
+                inputs[name],
+                module.kernel_size,
+                stride=module.stride,
+            )
             products = torch.einsum('bcl,bkl->bck', grad.flatten(2), patches)
             found[name] = products.unflatten(2, module.weight.shape[1:])
         else:
@@ -209,7 +213,11 @@ def test_dynamic_quantisation(kind):
 def test_dynamic_quantisation_of_another_part(what):
     """Torch assigns a ``qconfig`` to every layer, None to those that stay."""
     backbone = make().float()
-    parts = {'backbone': backbone, 'head': nn.Linear(8, 4), 'memory': nn.GRU(8, 8)}
+    parts = {
+        'backbone': backbone,
+        'head': nn.Linear(8, 4),
+        'memory': nn.GRU(8, 8),
+    }
     model = nn.ModuleDict(parts)
     quantised = torch.ao.quantization.quantize_dynamic(model, what)
     part = quantised['head'] if what == {'head'} else quantised['memory']
@@ -220,7 +228,11 @@ def test_dynamic_quantisation_of_another_part(what):
 
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_copies_and_pickles_give_the_same_maps_also_with_functions_among_the_options(kind):
-    model = make(kind, norm_cfg=lambda channels: nn.LayerNorm(channels), act_cfg=lambda: nn.GELU())
+    model = make(
+        kind,
+        norm_cfg=lambda channels: nn.LayerNorm(channels),
+        act_cfg=lambda: nn.GELU(),
+    )
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)

@@ -83,7 +83,11 @@ def attention(x, state, name, heads, shift, is_v2):
     """Attend within the windows of a padded and rolled map, one window after the other."""
     _, height, width, channels = x.shape
     x = padded(x, WINDOW)
-    x = torch.roll(x, (-shift, -shift), (1, 2))
+    x = torch.roll(
+        x,
+        (-shift, -shift),
+        (1, 2),
+    )
     qkv = linear(x, state, f'{name}.qkv')
     if is_v2:
         q_bias, v_bias = state[f'{name}.q_bias'], state[f'{name}.v_bias']
@@ -136,7 +140,12 @@ def embed(img, state):
     height, width = img.shape[2:]
     img = F.pad(img, (0, -width % 4, 0, -height % 4))
     name = 'patch_embed.projection'
-    x = F.conv2d(img, state[f'{name}.weight'], state[f'{name}.bias'], stride=4)
+    x = F.conv2d(
+        img,
+        state[f'{name}.weight'],
+        state[f'{name}.bias'],
+        stride=4,
+    )
     return norm(x.permute(0, 2, 3, 1), state, 'patch_embed.norm')
 
 
@@ -176,4 +185,10 @@ def test_maps_and_gradients_are_those_of_the_paper(kind, size, backend):
     wanted_grads = torch.autograd.grad(weighted_sum(expected), list(state.values()))
     for name, ours, wanted in zip(state, grads, wanted_grads, strict=True):
         distance = 10 * tolerance * max(wanted.abs().max().item(), 1.0)
-        torch.testing.assert_close(ours, wanted, rtol=tolerance, atol=distance, msg=name)
+        torch.testing.assert_close(
+            ours,
+            wanted,
+            rtol=tolerance,
+            atol=distance,
+            msg=name,
+        )

@@ -131,7 +131,11 @@ def losses_of_training(kind, size, is_half):
 
 @needs_half
 @pytest.mark.skipif(torch.__version__ < '2.3', reason='older versions have no gradient scaler for a CPU')
-@pytest.mark.parametrize('size', [60, 64], ids=['padded', 'not padded'])
+@pytest.mark.parametrize(
+    'size',
+    [60, 64],
+    ids=['padded', 'not padded'],
+)
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_training_in_float16_follows_float32_and_skips_no_step(kind, size):
     expected, _ = losses_of_training(kind, size, is_half=False)

@@ -98,7 +98,11 @@ def test_an_empty_batch_passes_forward_and_backward():
 def test_channels_last_input_gives_the_same_outputs():
     backbone = tiny().eval()
     img = torch.randn(2, 3, 50, 70)
-    assert_near(backbone(img.to(memory_format=torch.channels_last)), backbone(img), 1e-5)
+    assert_near(
+        backbone(img.to(memory_format=torch.channels_last)),
+        backbone(img),
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,11 @@ def test_out_indices_select_maps_and_omit_later_stages():
 
 
 def test_any_number_of_stages():
-    arch = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (2, 2)}
+    arch = {
+        'embed_dims': 16,
+        'depths': (1, 2),
+        'num_heads': (2, 2),
+    }
     backbone = SwinBackbone(arch, strides=(4, 3), patch_size=4)
     first, second = backbone(torch.randn(1, 3, 50, 70))
     assert first.shape == (1, 16, 13, 18)
@@ -211,9 +219,17 @@ def test_drop_path_keeps_the_expectation():
     assert not DropPath(1.0)(torch.ones(9, 2, 2, 1)).any()
 
 
-@pytest.mark.parametrize('grid', [(10, 9), (8, 12)], ids=['another', 'its own'])
+@pytest.mark.parametrize(
+    'grid',
+    [(10, 9), (8, 12)],
+    ids=['another', 'its own'],
+)
 def test_absolute_position_is_interpolated_bicubically_to_the_grid(grid):
-    backbone = tiny(use_abs_pos_embed=True, pretrain_img_size=(32, 48), out_indices=(0,))
+    backbone = tiny(
+        use_abs_pos_embed=True,
+        pretrain_img_size=(32, 48),
+        out_indices=(0,),
+    )
     assert backbone.absolute_pos_embed.shape == (1, 8 * 12, 16)
     assert backbone.position_grid == (8, 12)
     maps = backbone.absolute_pos_embed.transpose(1, 2).view(1, 16, 8, 12)

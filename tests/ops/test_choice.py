@@ -20,7 +20,13 @@ from swin_dense.utils import compat
 from tests.ops.devices import needs_interpreter, run_python
 
 CPU = torch.device('cpu')
-TRIAL = choice.Trial(CPU, torch.bfloat16, 16, (7, 7), True)
+TRIAL = choice.Trial(
+    CPU,
+    torch.bfloat16,
+    16,
+    (7, 7),
+    True,
+)
 SPEC = WindowSpec(
     num_heads=2,
     window=(7, 7),
@@ -50,7 +56,13 @@ def stand_in(monkeypatch, _supported):
 
 def kernel_forward(qkv, bias, heads, window, shift, scale, size):
     spec = WindowSpec(heads, window, shift, scale)
-    out = reference.window_attention(qkv.float(), lambda x: x, bias, spec, nn.Identity())
+    out = reference.window_attention(
+        qkv.float(),
+        lambda x: x,
+        bias,
+        spec,
+        nn.Identity(),
+    )
     return out[:, : size[0], : size[1]].to(qkv.dtype), None
 
 

@@ -71,7 +71,11 @@ OTHER_SHAPES = [
     (2, 57, 199),
     (1, 224, 224),
 ]
-OBLONG_WINDOW = {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}
+OBLONG_WINDOW = {
+    'window_size': (5, 12),
+    'use_abs_pos_embed': True,
+    'pretrain_img_size': (40, 64),
+}
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,12 @@ def exact(*tensors):
 def assert_close(found, expected):
     for ours, wanted in zip(found, expected, strict=True):
         scale = wanted.abs().max().item() if wanted.numel() else 1.0
-        torch.testing.assert_close(ours.double(), wanted, rtol=1e-4, atol=1e-5 * scale)
+        torch.testing.assert_close(
+            ours.double(),
+            wanted,
+            rtol=1e-4,
+            atol=1e-5 * scale,
+        )
 
 
 @pytest.mark.parametrize('has_bias', [True, False])
@@ -107,7 +112,11 @@ def test_equals_the_linear_layer_of_torch(calls, x, weight, has_bias):
     assert_close(derivatives(linear, *leaves), expected)
     assert bool(calls) == (x != 'one token')
     with torch.inference_mode():
-        assert_near(linear(*leaves).double(), expected[0].detach(), 1e-5)
+        assert_near(
+            linear(*leaves).double(),
+            expected[0].detach(),
+            1e-5,
+        )
 
 
 def sizes_kept_by(layer, tensors):
@@ -397,7 +406,11 @@ def test_threads_and_forked_processes(calls):
             torch.testing.assert_close(list(pool.map(layer, inputs)), expected)
     process = os.fork() if hasattr(os, 'fork') else None
     if process == 0:
-        is_right = torch.allclose(layer(inputs[0]), expected[0], atol=1e-5)
+        is_right = torch.allclose(
+            layer(inputs[0]),
+            expected[0],
+            atol=1e-5,
+        )
         os._exit(not is_right)
     assert process is None or os.waitpid(process, 0)[1] == 0
     assert len(calls) == len(inputs)

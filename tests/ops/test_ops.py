@@ -31,8 +31,17 @@ class Case(NamedTuple):
     has_bias: bool = True
 
 
-SMALL = Case((4, 4), (4, 4), (0, 0))
-PADDED = Case((9, 8), (3, 4), (1, 2), batch=2)
+SMALL = Case(
+    (4, 4),
+    (4, 4),
+    (0, 0),
+)
+PADDED = Case(
+    (9, 8),
+    (3, 4),
+    (1, 2),
+    batch=2,
+)
 
 
 class Inputs(NamedTuple):
@@ -197,7 +206,13 @@ def test_threads_with_different_sizes_get_right_answers(backend):
 
 @ON_A_CPU
 def test_inference_mode_first_and_training_later(backend):
-    inputs, spec = make_inputs(Case((11, 13), (5, 5), (2, 2)))
+    inputs, spec = make_inputs(
+        Case(
+            (11, 13),
+            (5, 5),
+            (2, 2),
+        )
+    )
     gathered.cached_plan.cache_clear()
     with torch.inference_mode():
         attend(inputs, spec, backend)

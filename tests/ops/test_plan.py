@@ -13,7 +13,11 @@ from swin_dense.ops.windows import Grid
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
-GRID = Grid((14, 21), (7, 7), (3, 3))
+GRID = Grid(
+    (14, 21),
+    (7, 7),
+    (3, 3),
+)
 
 
 @st.composite
@@ -63,7 +67,11 @@ def test_plans_are_cached_within_limits():
     assert cached_plan(GRID, CPU) is not plan
 
 
-@pytest.mark.parametrize('context', [torch.inference_mode(), torch.device('meta')], ids=['inference', 'meta'])
+@pytest.mark.parametrize(
+    'context',
+    [torch.inference_mode(), torch.device('meta')],
+    ids=['inference', 'meta'],
+)
 def test_a_plan_does_not_depend_on_where_it_was_made(context):
     expected = cached_plan(GRID, CPU)
     cached_plan.cache_clear()

@@ -64,7 +64,14 @@ def attend(case, tensors, backend, scale=None, dropout=0.0):
         is_padding = F.pad(torch.zeros_like(qkv[..., :1]), pads, value=1.0)
         padded = padded + is_padding * F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
     # The kernel reads what the layer returns, and no other value of the map.
-    out = ops.window_attention(padded[..., :channels], lambda _: padded, bias, spec, nn.Dropout(dropout), backend)
+    out = ops.window_attention(
+        padded[..., :channels],
+        lambda _: padded,
+        bias,
+        spec,
+        nn.Dropout(dropout),
+        backend,
+    )
     return out[:, :height, :width]
 
 
@@ -333,7 +340,13 @@ def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_backbone_gives_the_same_maps_and_gradients(with_cp, device):
     img = torch.randn(1, 3, 24, 20, device=device)
-    options = {**TINY, 'depths': (2, 1, 1, 1), 'window_size': 4, 'with_cp': with_cp, 'drop_path_rate': 0.0}
+    options = {
+        **TINY,
+        'depths': (2, 1, 1, 1),
+        'window_size': 4,
+        'with_cp': with_cp,
+        'drop_path_rate': 0.0,
+    }
     results = []
     for backend in ('triton', 'reference'):
         model = randomize(SwinBackbone(**options, attn_backend=backend)).to(device)
@@ -391,7 +404,11 @@ def test_the_package_works_without_triton():
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
-@pytest.mark.parametrize(('capability', 'shared'), [(80, 164), (90, 228)], ids=['A100', 'H200'])
+@pytest.mark.parametrize(
+    ('capability', 'shared'),
+    [(80, 164), (90, 228)],
+    ids=['A100', 'H200'],
+)
 def test_kernels_compile_to_machine_code(capability, shared):
     """Compile without a GPU, because the compiler may reject code that the interpreter runs."""
     code = """
@@ -429,7 +446,14 @@ def test_attention_scores_are_not_stored(window):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out, _ = attention._Attention.apply(*leaves, case.heads, window, case.shift, 0.25, case.size)
+    out, _ = attention._Attention.apply(
+        *leaves,
+        case.heads,
+        window,
+        case.shift,
+        0.25,
+        case.size,
+    )
     out.backward(grad)
     peak = torch.cuda.max_memory_allocated() - before
     # The output has a third of the bytes of qkv, and the gradient as many as qkv; the rest is for float32 sums.

@@ -37,7 +37,12 @@ def load_operators() -> None:
         return
     if not (shutil.which('cc') and shutil.which('nm')):
         raise OSError("torchvision's wheel was built for CUDA; stubs for a CPU need cc and nm: apt install gcc")
-    table = subprocess.run(['nm', '-D', '--undefined-only', library], capture_output=True, text=True, check=True)
+    table = subprocess.run(
+        ['nm', '-D', '--undefined-only', library],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     symbols = [line.split()[-1] for line in table.stdout.splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         for soname, belongs in STUBS.items():

@@ -10,7 +10,14 @@ from tests.conftest import randomize
 SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 TINY = {'embed_dims': 16, **SHAPE, 'window_size': 2}
 IMAGE_SIZE = 128
-IMAGES = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(
+    2,
+    3,
+    IMAGE_SIZE,
+    IMAGE_SIZE,
+    dtype=torch.float64,
+    generator=torch.Generator().manual_seed(0),
+)
 
 
 def needed(module):
@@ -29,7 +36,13 @@ def torchvision_swin(version=1, window_size=2, **options):
     swin = needed('torchvision.models.swin_transformer')
     if version == 2:
         options.update(block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
-    return swin.SwinTransformer([4, 4], 16, *map(list, SHAPE.values()), [window_size] * 2, **options)
+    return swin.SwinTransformer(
+        [4, 4],
+        16,
+        *map(list, SHAPE.values()),
+        [window_size] * 2,
+        **options,
+    )
 
 
 def transformers_swin(version=1, kind='Backbone', **options):

@@ -34,7 +34,14 @@ class TestPEFT:
     def adapted(self, **options):
         backbone = build()
         backbone.load_state_dict(self.weights)
-        return self.peft.get_peft_model(backbone, self.peft.LoraConfig(r=4, target_modules=LINEAR, **options))
+        return self.peft.get_peft_model(
+            backbone,
+            self.peft.LoraConfig(
+                r=4,
+                target_modules=LINEAR,
+                **options,
+            ),
+        )
 
     def test_adapters_train_save_load_and_merge(self, tmp_path):
         model = self.adapted()

@@ -13,7 +13,14 @@ OURS = {'embed_dims': 16, **SHAPE}
 
 
 def images(size):
-    return torch.randn(1, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        1,
+        3,
+        size,
+        size,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 def mmpretrain_classifier(version, img_size, window_size):

@@ -50,7 +50,14 @@ def test_a_yaml_config(tmp_path):
     assert (backbone.size_divisibility, backbone.padding_constraints) == (0, {})
 
 
-@pytest.mark.parametrize(('freeze_at', 'frozen'), [(0, set()), (1, {'patch_embed'}), (2, {'patch_embed', 'stages.0'})])
+@pytest.mark.parametrize(
+    ('freeze_at', 'frozen'),
+    [
+        (0, set()),
+        (1, {'patch_embed'}),
+        (2, {'patch_embed', 'stages.0'}),
+    ],
+)
 def test_freeze_at(tmp_path, freeze_at, frozen):
     backbone = build_backbone(configured(tmp_path, YAML.replace('FREEZE_AT: 2', f'FREEZE_AT: {freeze_at}')))
     names = {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad}
@@ -64,7 +71,12 @@ def test_an_unknown_key_is_named(tmp_path):
 
 
 def test_a_lazy_config():
-    options = {**TINY, 'arch': 't', 'out_features': ('res3', 'res5'), 'freeze_at': 0}
+    options = {
+        **TINY,
+        'arch': 't',
+        'out_features': ('res3', 'res5'),
+        'freeze_at': 0,
+    }
     lazy = LazyCall(FPN)(
         bottom_up=LazyCall(D2SwinV2Dense)(**options),
         in_features=['res3', 'res5'],
@@ -91,12 +103,23 @@ def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
     @ours.BACKBONE_REGISTRY.register()
     def _swin_fpn(cfg, input_shape):
         bottom_up = D2SwinDense(cfg, input_shape)
-        return FPN(bottom_up, ['res2', 'res3', 'res4', 'res5'], 32, top_block=LastLevelMaxPool())
+        return FPN(
+            bottom_up,
+            ['res2', 'res3', 'res4', 'res5'],
+            32,
+            top_block=LastLevelMaxPool(),
+        )
 
     levels = ['p2', 'p3', 'p4', 'p5']
     cfg = configured(tmp_path, YAML.replace('D2SwinDense', '_swin_fpn').replace('FREEZE_AT: 2', 'FREEZE_AT: 0'))
     cfg.MODEL.RPN.IN_FEATURES = [*levels, 'p6']
-    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[16], [32], [64], [128], [256]]
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [
+        [16],
+        [32],
+        [64],
+        [128],
+        [256],
+    ]
     cfg.MODEL.ROI_HEADS.IN_FEATURES = levels
     cfg.MODEL.ROI_HEADS.NAME = 'StandardROIHeads'
     cfg.MODEL.ROI_HEADS.NUM_CLASSES = 3

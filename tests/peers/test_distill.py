@@ -38,7 +38,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     out = tmp_path / 'student.pth'
     options = ['--epochs', '2', '--batch-size', '2', '--side', '56', '--out', str(out)]
     monkeypatch.setattr(
-        'sys.argv', ['distill.py', str(tmp_path / 'photos'), '--teacher', str(tmp_path / 'teacher'), *options]
+        'sys.argv',
+        [
+            'distill.py',
+            str(tmp_path / 'photos'),
+            '--teacher',
+            str(tmp_path / 'teacher'),
+            *options,
+        ],
     )
     monkeypatch.setattr(distill.os, 'cpu_count', lambda: 0)
     distill.main()

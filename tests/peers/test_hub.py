@@ -51,7 +51,13 @@ def serve(files):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
-            content = files.get(re.sub(rf'/resolve/(main|{COMMIT})/', '/', self.path.strip('/')))
+            content = files.get(
+                re.sub(
+                    rf'/resolve/(main|{COMMIT})/',
+                    '/',
+                    self.path.strip('/'),
+                )
+            )
             self.send_response(404 if content is None else 200)
             self.send_header('X-Repo-Commit', COMMIT)
             self.send_header('ETag', f'"{hashlib.sha256(content or b"").hexdigest()}"')
@@ -97,7 +103,12 @@ def run(program, address, cache):
         'PYTHONPATH': os.pathsep.join(sys.path),
     }
     program = f"import sys; sys.modules['mmengine'] = None  # its import takes seconds\n{program}"
-    done = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, '-c', program],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

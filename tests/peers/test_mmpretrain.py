@@ -49,20 +49,34 @@ def test_a_pretraining_by_simmim(tmp_path):
         'head': {'type': 'SimMIMHead', 'patch_size': 4, 'loss': loss},
     }
     theirs = prepared(MODELS.build(pretraining), 2)
-    file = {'meta': {'epoch': 100}, 'state_dict': theirs.state_dict(), 'message_hub': {}, 'optimizer': {}}
+    file = {
+        'meta': {'epoch': 100},
+        'state_dict': theirs.state_dict(),
+        'message_hub': {},
+        'optimizer': {},
+    }
     torch.save(file, tmp_path / 'epoch_100.pth')
     ours = build(1)
     report = load_checkpoint(ours, tmp_path / 'epoch_100.pth', log=None)
     assert report.left_out['state_dict.backbone.mask_token'] == 'mask token of the pretraining'
     assert not report.unexpected
     assert set(report.new) == {f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')}
-    nothing_hidden = torch.zeros(len(IMAGES), IMAGE_SIZE // 4, IMAGE_SIZE // 4, dtype=torch.float64)
+    nothing_hidden = torch.zeros(
+        len(IMAGES),
+        IMAGE_SIZE // 4,
+        IMAGE_SIZE // 4,
+        dtype=torch.float64,
+    )
     (expected,) = theirs.backbone(IMAGES, nothing_hidden)
     assert largest_difference(ours(IMAGES)[-1:], [expected]) < 1e-9
 
 
 # Options of configs in public repositories: those of the window, and all, as in a dumped config.
-WINDOW = {'img_size': 96, 'stage_cfgs': {'block_cfgs': {'window_size': 3}}, 'use_abs_pos_embed': True}
+WINDOW = {
+    'img_size': 96,
+    'stage_cfgs': {'block_cfgs': {'window_size': 3}},
+    'use_abs_pos_embed': True,
+}
 DUMPED = {
     'img_size': 96,
     'window_size': 3,
@@ -155,7 +169,11 @@ def test_a_config_of_mmpretrain_builds_and_trains_with_the_type_changed(config, 
     model = Config.fromfile(Path(mmpretrain.__path__[0], f'.mim/configs/{config}.py')).model
     model.head.update(in_channels=128, num_classes=3)
     model.train_cfg = None
-    model.backbone.arch = {**ARCH, 'depths': (2, 2, 2, 2), **more}
+    model.backbone.arch = {
+        **ARCH,
+        'depths': (2, 2, 2, 2),
+        **more,
+    }
     size = model.backbone.img_size
     theirs = randomize(MODELS.build(model).double(), 1)
     model.backbone.type = ours

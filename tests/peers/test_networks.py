@@ -94,7 +94,11 @@ def test_export(family, version):
 @pytest.mark.parametrize('window', [2, 4])
 def test_mmpretrain_at_any_size(window):
     """mmpretrain is the only peer that pads like the detection code of V1."""
-    options = {'window_size': window, 'pad_small_map': True, 'pretrained_window_sizes': [2, 2, 2, 2]}
+    options = {
+        'window_size': window,
+        'pad_small_map': True,
+        'pretrained_window_sizes': [2, 2, 2, 2],
+    }
     peer = prepared(mmpretrain_swin(2, out_indices=(0, 1, 2, 3), **options), 2)
     backbone = randomize(SwinV2Backbone(**{**TINY, 'window_size': window}, pretrained_window_size=2).double().eval(), 1)
     report = load_checkpoint(backbone, peer.state_dict(), log=None)
@@ -114,12 +118,22 @@ def test_pretraining_windows_are_inferred_from_the_coordinates():
     wide = {**TINY, 'window_size': 8}
     with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
         load_checkpoint(SwinV2Backbone(**wide), peer.state_dict())
-    load_checkpoint(SwinV2Backbone(**wide, pretrained_window_size=(4, 4, 4, 2)), peer.state_dict(), log=None)
+    load_checkpoint(
+        SwinV2Backbone(**wide, pretrained_window_size=(4, 4, 4, 2)),
+        peer.state_dict(),
+        log=None,
+    )
 
 
 def test_timms_swinv2_cr_is_refused():
     timm = needed('timm')
-    peer = timm.create_model('swinv2_cr_tiny_224', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
+    peer = timm.create_model(
+        'swinv2_cr_tiny_224',
+        img_size=IMAGE_SIZE,
+        window_size=2,
+        embed_dim=16,
+        **SHAPE,
+    )
     for backbone in (build(1), build_ours(1, 2)):
         with pytest.raises(CheckpointError):
             load_checkpoint(backbone, peer.state_dict())

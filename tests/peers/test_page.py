@@ -23,9 +23,19 @@ def blocks(language):
 
 
 def run(place, *command):
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]), 'OMP_NUM_THREADS': '1'}
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]),
+        'OMP_NUM_THREADS': '1',
+    }
     command = [sys.executable, '-W', 'ignore', '-m', 'tests.peers.cuda_stubs', *command]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -28,8 +28,18 @@ def of_detectron2(path, prefix):
     cfg = get_cfg()
     add_swin_config(cfg)
     cfg.MODEL.BACKBONE.NAME = 'D2SwinDense'
-    sizes = {'EMBED_DIM': 16, 'DEPTHS': [2, 2, 2, 2], 'NUM_HEADS': [1, 2, 4, 8]}
-    cfg.MODEL.SWIN = CfgNode({**sizes, 'CHECKPOINT': str(path), 'PREFIX': prefix})
+    sizes = {
+        'EMBED_DIM': 16,
+        'DEPTHS': [2, 2, 2, 2],
+        'NUM_HEADS': [1, 2, 4, 8],
+    }
+    cfg.MODEL.SWIN = CfgNode(
+        {
+            **sizes,
+            'CHECKPOINT': str(path),
+            'PREFIX': prefix,
+        }
+    )
     return build_backbone(cfg)
 
 

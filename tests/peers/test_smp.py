@@ -74,7 +74,14 @@ def test_weights_are_loaded_into_the_backbone(weights):
     grey = build('FPN', in_channels=1).eval()
     load_checkpoint(grey.encoder.model.backbone, path)
     image = torch.rand(1, 1, 64, 64)
-    expected = backbone.eval()(image.expand(-1, 3, -1, -1))
+    expected = backbone.eval()(
+        image.expand(
+            -1,
+            3,
+            -1,
+            -1,
+        )
+    )
     assert largest_difference(grey.encoder(image)[2:], expected) < 1e-4
 
 

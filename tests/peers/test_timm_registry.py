@@ -17,7 +17,11 @@ from .peer import largest_difference, needed
 timm = needed('timm')
 import swin_dense.integrations.timm as ours  # noqa: E402
 
-TINY = {'embed_dim': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+TINY = {
+    'embed_dim': 16,
+    'depths': (2, 2, 2, 2),
+    'num_heads': (1, 2, 4, 8),
+}
 IMAGE = torch.randn(2, 3, 97, 133)
 # timm's descriptions of the weights of its Swins, by address.
 OF_TIMM = timm.list_pretrained(exclude_filters='*dense*', filter='swin*')
@@ -31,7 +35,12 @@ def create(name='swin_dense_t', seed=0, **options):
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['swin_dense_t', 'swinv2_dense_t'])
 def test_features(name):
-    model = create(name, features_only=True, in_chans=4, out_indices=(1, -1))
+    model = create(
+        name,
+        features_only=True,
+        in_chans=4,
+        out_indices=(1, -1),
+    )
     first, last = model(torch.randn(1, 4, 97, 133))
     assert first.shape == (1, 32, 13, 17)
     assert last.shape == (1, 128, 4, 5)
@@ -160,7 +169,14 @@ def test_pretrained_weights_of_timm(tmp_path):
     other = pretrained(num_classes=3, in_chans=1)
     one_channel = image[:, :1]
     assert other(one_channel).shape == (1, 3)
-    expected = same.forward_features(one_channel.expand(-1, 3, -1, -1))
+    expected = same.forward_features(
+        one_channel.expand(
+            -1,
+            3,
+            -1,
+            -1,
+        )
+    )
     assert largest_difference([other.forward_features(one_channel)], [expected]) < 1e-3
     features = pretrained(features_only=True)
     assert equal_weights(features.backbone.stages, same.backbone.stages)
@@ -198,7 +214,11 @@ def test_a_classifier_with_a_replaced_head_is_saved_and_loaded(changed, tmp_path
     if changed:
         model.reset_classifier(*changed)
     image = torch.rand(1, 4, 64, 96)
-    save_for_hf(model.eval(), tmp_path / 'timm', model_args={**TINY, 'output_stride': 16, 'in_chans': 4})
+    save_for_hf(
+        model.eval(),
+        tmp_path / 'timm',
+        model_args={**TINY, 'output_stride': 16, 'in_chans': 4},
+    )
     loaded = timm.create_model(f'local-dir:{tmp_path / "timm"}', pretrained=True).eval()
     assert (loaded.num_classes, loaded.global_pool) == (model.num_classes, model.global_pool)
     assert torch.equal(loaded(image), model(image))
@@ -238,7 +258,12 @@ def test_scriptable_models_are_refused(options):
 @torch.no_grad()
 def test_timm_backbone_of_mmpretrain():
     backbones = needed('mmpretrain.models.backbones')
-    options = {'features_only': True, 'pretrained': False, 'out_indices': (1, 3), **TINY}
+    options = {
+        'features_only': True,
+        'pretrained': False,
+        'out_indices': (1, 3),
+        **TINY,
+    }
     model = backbones.TIMMBackbone('swin_dense_t', **options)
     model.eval()
     first, last = model(IMAGE)

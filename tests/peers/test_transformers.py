@@ -11,7 +11,14 @@ needed('transformers')
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('options', [{}, {'use_absolute_embeddings': True}, {'qkv_bias': False}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'use_absolute_embeddings': True},
+        {'qkv_bias': False},
+    ],
+)
 def test_backbone(options):
     ours = {
         'use_abs_pos_embed': options.get('use_absolute_embeddings', False),

@@ -27,7 +27,12 @@ def backbone():
 
 
 def mask2former():
-    config = tf.Mask2FormerConfig(backbone_config=backbone(), feature_size=32, mask_feature_size=32, **SMALL)
+    config = tf.Mask2FormerConfig(
+        backbone_config=backbone(),
+        feature_size=32,
+        mask_feature_size=32,
+        **SMALL,
+    )
     masks = {'mask_labels': [torch.ones(1, 96, 128)] * 2, 'class_labels': [torch.tensor([1])] * 2}
     return tf.Mask2FormerForUniversalSegmentation(config), masks
 
@@ -35,7 +40,11 @@ def mask2former():
 def test_mask2former_trains_and_is_saved_and_loaded(tmp_path):
     """The code of docs/elsewhere.md, which test_page.py runs, does so with UperNet, but does not train it."""
     model, labels = mask2former()
-    losses = train(model.train(), lambda: {'loss': model(pixel_values=IMAGE, **labels).loss}, steps=6)
+    losses = train(
+        model.train(),
+        lambda: {'loss': model(pixel_values=IMAGE, **labels).loss},
+        steps=6,
+    )
     assert losses[-1] < losses[0]
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()

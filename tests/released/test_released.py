@@ -28,7 +28,13 @@ def maps_in(folder):
 
 
 def test_there_are_files_of_every_version():
-    minor = set(re.findall(r'^## (\d+\.\d+)\.0 ', (ROOT / 'CHANGELOG.md').read_text(), re.M))
+    minor = set(
+        re.findall(
+            r'^## (\d+\.\d+)\.0 ',
+            (ROOT / 'CHANGELOG.md').read_text(),
+            re.M,
+        )
+    )
     assert minor - {'0.1', '0.2'} == set(EVERY_VERSION)
 
 

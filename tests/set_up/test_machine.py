@@ -19,7 +19,12 @@ def run(folder, mmcv='lite', **environment):
     # No server listens at this address, and pip does not retry.
     offline = {'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0', 'PIP_NO_INDEX': '1'}
     command = [sys.executable, ROOT / 'tools/set_up.py', folder, ROOT / 'requirements/dev.txt', '--mmcv', mmcv]
-    done = subprocess.run(command, env={**ENVIRONMENT, **offline, **environment}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env={**ENVIRONMENT, **offline, **environment},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stderr.splitlines()
 
@@ -43,7 +48,11 @@ def test_with_a_compiler_that_does_not_work(tmp_path):
     compiler = tmp_path / 'c++'
     compiler.write_text('#!/bin/sh\necho "fatal error: Python.h: No such file"; exit 1\n')
     compiler.chmod(0o755)
-    (line,) = run(tmp_path / 'environment', mmcv='compiled', CXX=str(compiler))
+    (line,) = run(
+        tmp_path / 'environment',
+        mmcv='compiled',
+        CXX=str(compiler),
+    )
     assert '(fatal error: Python.h: No such file), and mmcv needs it to compile: apt install g++' in line
 
 
@@ -92,7 +101,12 @@ def test_an_interruption(tmp_path):
     command = [sys.executable, ROOT / 'tools/set_up.py', tmp_path / 'environment', ROOT / 'requirements/core.txt']
     # Background jobs of a shell ignore SIGINT, and so do their children.
     options = {'start_new_session': True, 'preexec_fn': lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    ) as process:
         while not (tmp_path / 'pip').exists() and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)

@@ -33,7 +33,13 @@ def compile_with(source, *flags, compiler='g++ -H'):
     arguments = ['-MMD', '-MF', 'file.o.d', '-O1', f'-I{source / mmcv_cxx.COMMON}', '-c', '-c', source / 'file.cpp']
     environment = {**os.environ, 'PATH': f'{BUILD}:{os.environ["PATH"]}', 'MMCV_CXX': compiler}
     command = ['mmcv_cxx.py', *arguments, '-o', 'file.o', *flags]
-    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return '! ' in done.stderr
 

@@ -80,7 +80,14 @@ def test_matrix_products_equal_those_of_the_model():
 def test_roofline_has_the_published_number_of_flops(monkeypatch):
     monkeypatch.setattr(bench_limits, '_peak', lambda *_: 1e12)
     monkeypatch.setattr(bench_limits, '_bandwidth', lambda *_: 1e30)
-    limit = bench_limits.roofline(SwinBackbone('t'), (800, 1344), 1, 'infer', torch.float32, 'cpu')
+    limit = bench_limits.roofline(
+        SwinBackbone('t'),
+        (800, 1344),
+        1,
+        'infer',
+        torch.float32,
+        'cpu',
+    )
     # Two FLOPs per multiply-add; the patch embedding is not counted.
     assert limit['gflops_of_pass'] == pytest.approx(192.8, rel=0.01)
     assert limit['seconds'] == pytest.approx(limit['gflops_of_pass'] / 1000)

@@ -69,7 +69,11 @@ def prepare(folder):
     shutil.copy(fruit / 'annotations' / 'instances_train2017.json', unsplit / 'annotations.json')
     # A file of this name replaces the published weights.
     torch.save({'model': SwinBackbone('t').state_dict()}, folder / 'swin_t.in1k')
-    small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
+    small = SwinBackbone(
+        embed_dims=32,
+        depths=(2, 2, 2, 2),
+        num_heads=(1, 2, 4, 8),
+    )
     detector = torch.nn.ModuleDict({'backbone': small})
     torch.save({'model': detector.state_dict()}, folder / 'mask_rcnn_swin_tiny.pth')
     (folder / 'photos').mkdir()
@@ -111,7 +115,11 @@ def replace_large(block):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', some(RUN, every=len(RUN)), ids=lambda page: page.stem)  # the first is the README
+@pytest.mark.parametrize(
+    'page',
+    some(RUN, every=len(RUN)),
+    ids=lambda page: page.stem,
+)  # the first is the README
 def test_a_page_runs(place, page):
     path = f'{place / "bin"}:{sys.prefix}/bin:{os.environ["PATH"]}'
     variables = {**environment(), 'PATH': path, 'PYTHONWARNINGS': 'ignore'}
@@ -126,7 +134,12 @@ of_each_page = pytest.mark.parametrize('page', LINKING, ids=lambda page: str(pag
 
 def prose(page):
     """Return a page without its blocks of code."""
-    return re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+    return re.sub(
+        r'^```.*?^```',
+        '',
+        page.read_text(),
+        flags=re.S | re.M,
+    )
 
 
 @of_each_page
@@ -139,7 +152,11 @@ def test_python_runs_in_a_test_or_names_what_it_needs(page):
     assert all(line.startswith('# needs ') for line in first_lines)
 
 
-@pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    'page',
+    PAGES[1:],
+    ids=lambda page: page.stem,
+)
 def test_a_page_says_first_what_it_is_for_and_what_it_needs(page):
     text = page.read_text()
     if page.name == 'README.md':
@@ -201,7 +218,11 @@ def test_files_that_a_page_names_exist(page):
     lines = [] if page.name == 'CHANGELOG.md' else page.read_text().splitlines()
     for line in lines:
         for name in re.findall(r'`([a-z_]+/[\w./-]+\.(?:py|sh))`', line):
-            there = [(ROOT / name).is_file(), *(ROOT / 'swin_dense').rglob(name), *(ROOT / 'mmcv_lite_ops').rglob(name)]
+            there = [
+                (ROOT / name).is_file(),
+                *(ROOT / 'swin_dense').rglob(name),
+                *(ROOT / 'mmcv_lite_ops').rglob(name),
+            ]
             assert ' of 0.3.0' in line or any(there), name
 
 
@@ -234,5 +255,10 @@ COMPARES = r'\b(?:faster|slower|fastest|slowest|quicker|smaller|larger|times as 
 @pytest.mark.parametrize('name', MEASURED)
 def test_prose_beside_a_generated_table_states_nothing_that_the_table_may_contradict(name):
     code_and_tables = r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)|^\|.*?$'
-    text = re.sub(code_and_tables, '', (ROOT / name).read_text(), flags=re.S | re.M)
+    text = re.sub(
+        code_and_tables,
+        '',
+        (ROOT / name).read_text(),
+        flags=re.S | re.M,
+    )
     assert re.findall(f'.*(?:{COUNTS}|{COMPARES}).*', text, re.I) == []

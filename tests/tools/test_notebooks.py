@@ -37,7 +37,14 @@ def compare_outputs(name, tmp_path, *options, **environment):
             cell['outputs'] = []
     copy.write_text(json.dumps(notebook))
     path = f'{write_command(tmp_path / "bin")}:{os.environ["PATH"]}'
-    python(*options, ROOT / 'tools' / 'notebooks.py', copy, cwd=tmp_path, PATH=path, **environment)
+    python(
+        *options,
+        ROOT / 'tools' / 'notebooks.py',
+        copy,
+        cwd=tmp_path,
+        PATH=path,
+        **environment,
+    )
     assert stored(copy) == stored(NOTEBOOKS / copy.name)
 
 
@@ -63,7 +70,11 @@ def test_the_site_has_what_git_tracks_alone(tmp_path):
     assert {str(path.relative_to(pages)) for path in pages.rglob('*.*')} == {'README.md', 'docs/a.md'}
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    'path',
+    NOTEBOOKS.glob('*.ipynb'),
+    ids=lambda path: path.stem,
+)
 def test_pages_of_the_site(path):
     notebook = json.loads(path.read_text())
     page = BUILDER['as_markdown'](notebook, path.name)
@@ -75,7 +86,11 @@ def test_pages_of_the_site(path):
     assert shown == len(stored(path)) > 0
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    'path',
+    NOTEBOOKS.glob('*.ipynb'),
+    ids=lambda path: path.stem,
+)
 def test_every_notebook_installs_first_and_holds_small_outputs(path):
     first, *_ = cells = code_cells(path)
     assert source(first).startswith('%pip install')

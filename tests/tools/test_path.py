@@ -46,7 +46,11 @@ def make_photographs(folder):
     """Write photographs with an apple and a pear each, 1.jpg and so on; return their boxes: (x, y, width, height)."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    photographs = [skimage.data.astronaut(), skimage.data.coffee(), skimage.data.chelsea()]
+    photographs = [
+        skimage.data.astronaut(),
+        skimage.data.coffee(),
+        skimage.data.chelsea(),
+    ]
     boxes = {}
     for number in range(1, IMAGES + 1):
         pixels = photographs[number % len(photographs)]
@@ -73,10 +77,28 @@ def draw_fruit(draw, rng, label):
 def write_coco(path, boxes):
     images, annotations = [], []
     for number, (name, own) in enumerate(boxes.items(), start=1):
-        images.append({'id': number, 'file_name': name, 'height': HEIGHT, 'width': WIDTH})
+        images.append(
+            {
+                'id': number,
+                'file_name': name,
+                'height': HEIGHT,
+                'width': WIDTH,
+            }
+        )
         for label, box in enumerate(own, start=1):
-            fields = {'bbox': list(box), 'area': box[2] * box[3], 'iscrowd': 0}
-            annotations.append({'id': len(annotations) + 1, 'image_id': number, 'category_id': label, **fields})
+            fields = {
+                'bbox': list(box),
+                'area': box[2] * box[3],
+                'iscrowd': 0,
+            }
+            annotations.append(
+                {
+                    'id': len(annotations) + 1,
+                    'image_id': number,
+                    'category_id': label,
+                    **fields,
+                }
+            )
     categories = [{'id': label, 'name': name} for label, name in enumerate(CLASSES, start=1)]
     path.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
 
@@ -90,7 +112,12 @@ def write_voc(folder, boxes):
             one = ElementTree.SubElement(root, 'object')
             ElementTree.SubElement(one, 'name').text = CLASSES[label]
             box = ElementTree.SubElement(one, 'bndbox')
-            corners = {'xmin': x + 1, 'ymin': y + 1, 'xmax': x + width, 'ymax': y + height}  # VOC counts pixels from 1
+            corners = {
+                'xmin': x + 1,
+                'ymin': y + 1,
+                'xmax': x + width,
+                'ymax': y + height,
+            }  # VOC counts pixels from 1
             for tag, value in corners.items():
                 ElementTree.SubElement(box, tag).text = str(value)
         ElementTree.ElementTree(root).write(folder / name.replace('.jpg', '.xml'))
@@ -111,7 +138,12 @@ class Environment:
             self.environment.pop(name, None)
 
     def run(self, command):
-        options = {'cwd': self.place, 'env': self.environment, 'capture_output': True, 'text': True}
+        options = {
+            'cwd': self.place,
+            'env': self.environment,
+            'capture_output': True,
+            'text': True,
+        }
         done = subprocess.run(['bash', '-c', command], **options)
         assert done.returncode == 0, f'{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}'
         return done.stdout + done.stderr

@@ -16,7 +16,12 @@ def run(tmp_path):
 
     def call(script, *arguments, **variables):
         environment = {'PATH': f'{tmp_path}:{os.environ["PATH"]}', **variables}
-        return subprocess.run([ROOT / 'tools' / script, *arguments], env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [ROOT / 'tools' / script, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
 
     return call
 

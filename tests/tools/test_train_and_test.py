@@ -42,7 +42,13 @@ def losses(log):
 @pytest.fixture(scope='module', params=some(['mmdet', 'mmseg'], every=2))
 def trained(request, demo_data, tmp_path_factory):
     work_dir = tmp_path_factory.mktemp('work dir')
-    common = ['--work-dir', work_dir, '--set', *options(request.param, demo_data), *SHORT[request.param]]
+    common = [
+        '--work-dir',
+        work_dir,
+        '--set',
+        *options(request.param, demo_data),
+        *SHORT[request.param],
+    ]
     log = cli('train', CONFIGS[request.param], *common).stdout
     return request.param, work_dir, log, common
 
@@ -61,7 +67,14 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
     framework, work_dir, _, common = trained
     out = tmp_path / ('predictions.pkl' if framework == 'mmdet' else 'label maps')
     given = ['--out', out, '--show-dir', tmp_path / 'shown', '--work-dir', tmp_path, *common[2:]]
-    python('-W', 'ignore', 'tools/test.py', CONFIGS[framework], work_dir / LAST[framework], *given)
+    python(
+        '-W',
+        'ignore',
+        'tools/test.py',
+        CONFIGS[framework],
+        work_dir / LAST[framework],
+        *given,
+    )
     report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50'} <= set(report) or 'mIoU' in report
     count = len(pickle.loads(out.read_bytes())) if framework == 'mmdet' else len(list(out.glob('*.png')))

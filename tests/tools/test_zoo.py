@@ -190,7 +190,11 @@ def test_metafile_agrees_with_the_config(config):
 DISTINCT = list({json.dumps(recipe.counted): config for config, recipe in RECIPES.items() if recipe.counted}.values())
 
 
-@pytest.mark.parametrize('config', some(DISTINCT, every=16), ids=lambda config: Path(config).stem)
+@pytest.mark.parametrize(
+    'config',
+    some(DISTINCT, every=16),
+    ids=lambda config: Path(config).stem,
+)
 def test_counted_figures_are_current(config):
     assert update_zoo.count_config(Path(config).stem) == RECIPES[config].counted
 

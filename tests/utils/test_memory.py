@@ -39,7 +39,13 @@ def run(*arguments, **variables):
         if name.startswith('MALLOC_') or name in ('GLIBC_TUNABLES', 'LD_PRELOAD'):
             del variables[name]
     command = [sys.executable, '-c', PAGES, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     calls, keeps, faults = done.stdout.split()
     return int(calls), keeps == 'True', int(faults)

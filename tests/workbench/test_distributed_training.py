@@ -43,7 +43,12 @@ def start(tmp_path_factory):
 def single(start, tmp_path_factory):
     """Return the weights after twelve iterations in one process with a batch of two images."""
     folder = tmp_path_factory.mktemp('single')
-    cli('train', write_config(folder, EXTRA.format(start=start, batch_size=2)), '--work-dir', folder / 'run')
+    cli(
+        'train',
+        write_config(folder, EXTRA.format(start=start, batch_size=2)),
+        '--work-dir',
+        folder / 'run',
+    )
     weights = weights_of(folder / 'run')
     moved = (weights['head.weight'] - torch.load(start)['state_dict']['head.weight']).abs().max()
     assert moved > 1e-3  # far more than the tolerance of the comparisons
@@ -67,7 +72,14 @@ def test_two_nodes_give_the_weights_of_one_process(start, single, tmp_path):
         command = [ROOT / 'tools/dist_train.sh', config, '1', '--work-dir', folder / 'run']
         variables = {**environment(), **nodes, 'PATH': to_torchrun, 'NODE_RANK': rank}
         with open(folder / 'output.txt', 'w') as output:
-            running.append(subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT))
+            running.append(
+                subprocess.Popen(
+                    command,
+                    env=variables,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
     statuses = [process.wait() for process in running]
     assert statuses == [0, 0], [path.read_text()[-5000:] for path in tmp_path.glob('*/output.txt')]
     torch.testing.assert_close(weights_of(tmp_path / '0/run'), single, rtol=1e-4, atol=1e-6)

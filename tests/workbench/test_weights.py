@@ -38,7 +38,11 @@ def without_neck(state):
 
 
 def of_other_classes(state):
-    return {**state, f'{CLASSIFIER}.weight': torch.zeros(81, 64), f'{CLASSIFIER}.bias': torch.zeros(81)}
+    return {
+        **state,
+        f'{CLASSIFIER}.weight': torch.zeros(81, 64),
+        f'{CLASSIFIER}.bias': torch.zeros(81),
+    }
 
 
 def saved(state, path):

@@ -8,12 +8,24 @@ from tests.workbench.configs.data import CLASSES, DETECTOR, SEGMENTOR, OwnData, 
 @pytest.fixture
 def fruit(tmp_path, capsys):
     """Four images of each split with a box and a mask."""
-    return OwnData(make_coco(tmp_path / 'fruit'), DETECTOR, capsys, '--classes', ','.join(CLASSES))
+    return OwnData(
+        make_coco(tmp_path / 'fruit'),
+        DETECTOR,
+        capsys,
+        '--classes',
+        ','.join(CLASSES),
+    )
 
 
 @pytest.fixture
 def ten_fruits(tmp_path, capsys):
-    return OwnData(make_coco(tmp_path / 'fruit', 10), DETECTOR, capsys, '--classes', ','.join(CLASSES))
+    return OwnData(
+        make_coco(tmp_path / 'fruit', 10),
+        DETECTOR,
+        capsys,
+        '--classes',
+        ','.join(CLASSES),
+    )
 
 
 @pytest.fixture

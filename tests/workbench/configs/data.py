@@ -33,7 +33,12 @@ class OwnData:
 
     def write(self, *words, **options):
         """Return the config that the command writes."""
-        return written(self.beside, *self.words, *words, **{'name': self.recipe, **options})
+        return written(
+            self.beside,
+            *self.words,
+            *words,
+            **{'name': self.recipe, **options},
+        )
 
     def refused(self, *words):
         """Return what the command says when it refuses the data."""
@@ -61,10 +66,22 @@ def make_coco(root, count=4):
         for index in range(count):
             left, top, width, height = 8 + index, 12, 24, 20
             right, bottom = left + width, top + height
-            pixels = generator.integers(0, 99, (SIDE, SIDE, 3), dtype=np.uint8)
+            pixels = generator.integers(
+                0,
+                99,
+                (SIDE, SIDE, 3),
+                dtype=np.uint8,
+            )
             pixels[top:bottom, left:right] = (220, 60 * (index % 2), 30)
             Image.fromarray(pixels).save(root / split / f'{index}.jpg')
-            images.append({'id': index, 'file_name': f'{index}.jpg', 'height': SIDE, 'width': SIDE})
+            images.append(
+                {
+                    'id': index,
+                    'file_name': f'{index}.jpg',
+                    'height': SIDE,
+                    'width': SIDE,
+                }
+            )
             annotations.append(
                 {
                     'id': index,
@@ -104,7 +121,12 @@ def make_camvid(root, count=4, ending=''):
         (root / split).mkdir(parents=True)
         (root / f'{split}annot').mkdir()
         for index in range(count):
-            cells = generator.integers(0, 12, (6, 8), dtype=np.uint8)
+            cells = generator.integers(
+                0,
+                12,
+                (6, 8),
+                dtype=np.uint8,
+            )
             cells[0, 0] = 11
             mask = np.kron(cells, np.ones((12, 12), np.uint8))
             name = f'0001TP_{index:06}'

@@ -175,7 +175,12 @@ def test_masks_that_tools_write_are_read(fruit):
     """RLE as text and as a list, a polygon with a piece of two points, and a box that is wider than its mask."""
     mask = np.zeros((SIDE, SIDE))
     mask[14:30, 10:30] = 1
-    lengths = [10 * SIDE + 14, *[16, SIDE - 16] * 19, 16, 34 * SIDE + 34]
+    lengths = [
+        10 * SIDE + 14,
+        *[16, SIDE - 16] * 19,
+        16,
+        34 * SIDE + 34,
+    ]
     written_by_tools = iter(
         [
             {'size': [SIDE, SIDE], 'counts': text_of(mask)},

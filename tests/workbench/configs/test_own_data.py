@@ -38,7 +38,16 @@ def test_paths_are_relative_to_the_data_root_or_the_working_directory(tmp_path, 
     monkeypatch.chdir(tmp_path)
     make_camvid(tmp_path / 'CamVid')
     paths = [word if word.startswith('--') else f'CamVid/{word}' for word in FOLDERS]
-    config = written(tmp_path, *option, *paths, '--classes', CAMVID, '--ignore', '11', name=SEGMENTOR)
+    config = written(
+        tmp_path,
+        *option,
+        *paths,
+        '--classes',
+        CAMVID,
+        '--ignore',
+        '11',
+        name=SEGMENTOR,
+    )
     for split in SPLITS:
         assert 11 not in mask_values(config, split)
         assert 255 in mask_values(config, split)
@@ -112,7 +121,11 @@ def test_ignored_values_are_in_every_pipeline_once_also_when_rewritten(camvid, t
 
 def test_settings_number_the_steps_of_the_recipe_whatever_masks_need(camvid):
     """The transforms for masks come after the steps that a user numbers, such as the resizing."""
-    sizes = {'train': ('2', (320, 200)), 'val': ('1', (640, 400)), 'test': ('1', (640, 400))}
+    sizes = {
+        'train': ('2', (320, 200)),
+        'val': ('1', (640, 400)),
+        'test': ('1', (640, 400)),
+    }
     settings = [f'{split}_dataloader.dataset.pipeline.{at}.scale={size}' for split, (at, size) in sizes.items()]
     values = ','.join(map(str, range(11)))
     config = camvid.write('--mask-values', values, '--set', *settings, name=UPERNET)

@@ -87,7 +87,13 @@ def test_a_box_detector_needs_no_masks(boxes, name):
 
 SIDES = (96, 96)
 # Options of transforms, of models, and what they become.
-SMALL = {'scale': SIDES, 'crop_size': SIDES, 'size': SIDES, 'num_layers': 2, 'num_queries': 200}
+SMALL = {
+    'scale': SIDES,
+    'crop_size': SIDES,
+    'size': SIDES,
+    'num_layers': 2,
+    'num_queries': 200,
+}
 
 
 def make_small(config):

@@ -80,7 +80,14 @@ def test_a_written_config_can_be_rewritten(fruit, tmp_path):
     fruit.write(name=DETECTOR)
     (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
     other = make_coco(tmp_path / 'other fruit')
-    config = write(tmp_path, '--data-root', other, '--classes', CLASSES[0], name=tmp_path / 'first.py')
+    config = write(
+        tmp_path,
+        '--data-root',
+        other,
+        '--classes',
+        CLASSES[0],
+        name=tmp_path / 'first.py',
+    )
     assert {config[f'{split}_dataloader'].dataset.data_root for split in SPLITS} == {f'{other}/'}
     assert config.test_evaluator.ann_file == f'{other}/{VAL}'
     assert config.model.roi_head.bbox_head.num_classes == 1

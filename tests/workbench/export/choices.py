@@ -41,7 +41,13 @@ def assert_equal_given_choices(module, session, img, outputs):
 
     def nms(boxes, scores, threshold, most):
         kept = next(choices)[:, 2]
-        assert_suppressed(boxes.double().numpy(), scores.numpy(), kept.numpy(), threshold, most)
+        assert_suppressed(
+            boxes.double().numpy(),
+            scores.numpy(),
+            kept.numpy(),
+            threshold,
+            most,
+        )
         return kept
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():

@@ -98,7 +98,12 @@ FULL, DIAGONAL = np.ones((1, 4, 4), bool), np.eye(4, dtype=bool)[None]
 
 def instances(*scores, shift=0.0, masks=()):
     count = len(scores)
-    return Instances(BOXES[:count] + shift, np.array(scores), np.zeros(count, int), masks)
+    return Instances(
+        BOXES[:count] + shift,
+        np.array(scores),
+        np.zeros(count, int),
+        masks,
+    )
 
 
 @pytest.mark.parametrize(

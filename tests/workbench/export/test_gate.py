@@ -47,7 +47,11 @@ GENERIC = {'type': 'GenericRoIExtractor'}
 DOUBLE = {'type': 'DoubleHeadRoIHead', 'reg_roi_scale_factor': 1.3}
 POOL = {'_delete_': True, 'type': 'RoIPool', 'output_size': 7}
 COARSE = {'_delete_': True, 'type': 'CoarseMaskHead', 'num_classes': 5}
-SLIDE = {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)}
+SLIDE = {
+    'mode': 'slide',
+    'crop_size': (64, 64),
+    'stride': (32, 32),
+}
 
 
 @pytest.mark.parametrize(

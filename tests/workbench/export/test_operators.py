@@ -71,7 +71,11 @@ def test_operators_equal_mmcvs_and_torchs(path, each, height, width, size):
         feed['size'] = np.array(size)
     kept, *found = SESSIONS[each](path, 1).run(feed)
     boxes, scores = boxes_and_scores(img)
-    _, best = mmcv_nms(boxes[:-1].contiguous(), scores[:-1].contiguous(), 0.5)
+    _, best = mmcv_nms(
+        boxes[:-1].contiguous(),
+        scores[:-1].contiguous(),
+        0.5,
+    )
     assert kept.tolist() == best[:4].tolist()
     regions = F.pad(boxes, (1, 0))
     expected = [

@@ -95,7 +95,12 @@ def test_masks_and_segments_equal_mmdets_fusion(padded, size, image, filter_low_
     test_cfg = ConfigDict(**settings, instance_on=True, max_per_image=40)
     head = MaskFormerFusionHead(num_things_classes=4, num_stuff_classes=2, test_cfg=test_cfg)
     sample = DetDataSample(metainfo={'img_shape': size, 'ori_shape': image})
-    (expected,) = head.predict(classes[None], large, [sample], rescale=True)
+    (expected,) = head.predict(
+        classes[None],
+        large,
+        [sample],
+        rescale=True,
+    )
     ids = expected['pan_results'].sem_seg[0].numpy()
     instances = expected['ins_results']
 
@@ -141,4 +146,9 @@ def test_the_input_equals_that_of_mmdets_pipeline(tmp_path, transforms, to_float
     assert not [*gate.reasons_against_pipeline(pipeline)]
     (found,), _ = pictures.model_input(rgb, gate.preparation_of(pipeline))
     distance = 1e-4 if to_float32 else 0
-    np.testing.assert_allclose(found.transpose(1, 2, 0), results['img'], rtol=0, atol=distance)
+    np.testing.assert_allclose(
+        found.transpose(1, 2, 0),
+        results['img'],
+        rtol=0,
+        atol=distance,
+    )

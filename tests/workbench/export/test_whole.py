@@ -163,7 +163,12 @@ def assert_module_is_exact(model, pixels, mask_threshold):
     outputs = [array.astype(np.float32) for array in outputs]
     found = agreement.instances_of_file(outputs, pixels.shape[:2], mask_threshold)
     for field in ('labels', 'scores', 'boxes', 'masks'):
-        np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(
+            getattr(found, field),
+            getattr(expected, field),
+            rtol=1e-6,
+            atol=1e-5,
+        )
     return len(expected.scores)
 
 
@@ -173,7 +178,11 @@ def test_an_image_without_objects(exported, name, each):
     *_, path = exported(name)
     session = SESSIONS[each](path, 1)
     for value in (0, 255):
-        img = np.full((1, 3, 100, 120), value, np.float32)
+        img = np.full(
+            (1, 3, 100, 120),
+            value,
+            np.float32,
+        )
         boxes, scores, *others = session.run({'img': img})
         assert boxes.shape == (len(scores), 4)
         assert {len(other) for other in others} == {len(scores)}
@@ -226,7 +235,12 @@ def assert_equal_instances(found, expected):
 def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name, resize):
     """Both read the image from a file, resize it, and return predictions in its original size."""
     picture = str(picture_of(demo_data))
-    expected, found = predicted(exported(name), tmp_path, picture, {'type': 'Resize', **resize})
+    expected, found = predicted(
+        exported(name),
+        tmp_path,
+        picture,
+        {'type': 'Resize', **resize},
+    )
     for one in found:
         if name != UPERNET:
             assert_equal_instances(one.record['instances'], expected.record['instances'])
@@ -245,11 +259,23 @@ def test_the_runtime_equals_the_predictor_of_a_model_with_queries(exported, demo
     """Both read the image from a file, resize and pad it, and return predictions in its original size."""
     steps = []
     if name != 'rtmdet':  # which has Resize and Pad
-        steps.append({'type': 'Resize', 'scale': (250, 171), 'keep_ratio': True})
+        steps.append(
+            {
+                'type': 'Resize',
+                'scale': (250, 171),
+                'keep_ratio': True,
+            }
+        )
     if name.startswith('mask2former_panoptic'):
         steps.append({'type': 'LoadPanopticAnnotations'})
     picture, is_float = str(picture_of(demo_data)), 'mask2former' in name
-    expected, found = predicted(exported(name), tmp_path, picture, *steps, to_float32=is_float)
+    expected, found = predicted(
+        exported(name),
+        tmp_path,
+        picture,
+        *steps,
+        to_float32=is_float,
+    )
     theirs = expected.record.get('instances', [])
     for one in found:
         if expected.panoptic is not None:

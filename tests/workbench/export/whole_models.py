@@ -94,7 +94,12 @@ def _make_small(model):
     model.neck.update(in_channels=CHANNELS, out_channels=WIDTH)
     if 'roi_head' not in model:
         model.neck.start_level = 1
-        model.bbox_head.update(in_channels=WIDTH, feat_channels=WIDTH, stacked_convs=1, num_classes=5)
+        model.bbox_head.update(
+            in_channels=WIDTH,
+            feat_channels=WIDTH,
+            stacked_convs=1,
+            num_classes=5,
+        )
         model.bbox_head.anchor_generator.octave_base_scale = 2
         return
     model.rpn_head.update(in_channels=WIDTH, feat_channels=WIDTH)

@@ -102,7 +102,11 @@ def test_masks_are_pasted_as_mmdet_does(corners, size, seed):
     assume((box[2:] - box[:2]).min() >= 0.1)
     probabilities = np.random.default_rng(seed).random((1, 28, 28), np.float32)
     boxes = torch.from_numpy(box[None])
-    values, where = mmdet_head._do_paste_mask(torch.from_numpy(probabilities)[None], boxes, *size)
+    values, where = mmdet_head._do_paste_mask(
+        torch.from_numpy(probabilities)[None],
+        boxes,
+        *size,
+    )
     expected = np.zeros(size, np.float32)
     expected[where] = values[0].numpy()
     mask = masks.pasted(probabilities[0], box, 0.5, *size)
@@ -120,7 +124,12 @@ def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch, name, tex
         'score': 0.5,
         'box': [1, 1, 9, 9],
     }
-    painting.instances(photograph(20, 30), [found], [], [[0, 0, 0]] * 4)
+    painting.instances(
+        photograph(20, 30),
+        [found],
+        [],
+        [[0, 0, 0]] * 4,
+    )
     assert drawn == [text]
 
 
