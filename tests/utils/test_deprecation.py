@@ -13,7 +13,7 @@ from swin_dense.utils.deprecation import GONE, why_gone
 from tests.conftest import ROOT, needs
 from tests.test_stability import current
 
-RECORD = json.loads((ROOT / 'tests' / 'stability.json').read_text())
+RECORD = json.loads((ROOT / 'tests' / 'released' / '0.3' / 'stability.json').read_text())
 OBJECTS = sorted(name for name in GONE if not name.startswith('swin-dense'))
 COMMANDS = sorted(set(GONE) - set(OBJECTS))
 
