@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -375,7 +376,8 @@ class TestAddresses:
             return tmp_path / folders.get(name, '.') / name
 
         errors = types.SimpleNamespace(LocalEntryNotFoundError=KeyError, EntryNotFoundError=IndexError)
-        hub = types.SimpleNamespace(hf_hub_download=fetched, errors=errors)
+        spec = ModuleSpec('huggingface_hub', None)  # as if it were installed
+        hub = types.SimpleNamespace(hf_hub_download=fetched, errors=errors, __spec__=spec)
         monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
         index = write_shards(tmp_path, source.state_dict(), 'model.pth')
         load(backbone, f'hf://me/swin/{index.name}')
