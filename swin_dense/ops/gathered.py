@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -68,21 +69,19 @@ class Plan(NamedTuple):
 def plan_windows(grid: Grid, device: torch.device) -> Plan:
     """Return the plan for the maps of a grid."""
     rows, columns = window_grid(*grid.size, grid.window)
-    windows = torch.arange(rows * columns, device=device).view(rows, columns)
-    # Windows inside, at the right, at the bottom and in the corner, as far as their masks differ.
-    bands = windows.split(split_edge(rows, grid.shift[0]))
-    groups = [group.flatten() for band in bands for group in band.split(split_edge(columns, grid.shift[1]), 1)]
-    order = torch.cat(groups)
-    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
-    slot_of_padded = token_of_slot.argsort().view(-1, columns * grid.window[1])
-    slot_of_token = slot_of_padded[: grid.size[0], : grid.size[1]]
-    # A view for widths without padding, and a copy for others, would be two graphs of torch.compile.
-    slot_of_token = slot_of_token.clone(memory_format=torch.contiguous_format).flatten()
     regions_NT = region_ids(grid, device)
-    regions_GT = regions_NT[torch.stack([group[0] for group in groups])]
+    # Windows inside, at the right, at the bottom and in the corner have different masks, and other largest regions.
+    order = regions_NT.amax(1).argsort(stable=True)
+    regions_NT = regions_NT[order]
+    sizes = [row * column for row in split_edge(rows, grid.shift[0]) for column in split_edge(columns, grid.shift[1])]
+    regions_GT = torch.stack([regions_NT[first] for first in accumulate([0, *sizes[:-1]])])
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
-    sizes = [len(group) for group in groups]
-    return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT[order])
+    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
+    height, width = grid.size
+    first_of_row = torch.arange(height, device=device) * columns * grid.window[1]
+    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
+    slot_of_token = token_of_slot.argsort()[raster_HW.flatten()]
+    return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT)
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -104,38 +103,42 @@ def window_attention(
     _, height, width, _ = x_BHWC.shape
     plan = find_plan(Grid((height, width), spec.window, spec.shift), x_BHWC.device)
     qkv = project(_Move.apply(x_BHWC, plan, True))
-    qkv_BNT3AD = qkv.unflatten(2, (3, spec.num_heads, -1)).unflatten(1, (-1, math.prod(spec.window)))
+    qkv_BS3AD = qkv.unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
     trains_bias = bias_ATT is not None and bias_ATT.requires_grad
     is_slow = trains_bias or (IS_FASTER_BY_ONEDNN and qkv.dtype == torch.bfloat16)
     attend = _attend_by_products if is_slow and x_BHWC.is_cpu else _attend_by_groups
-    out_BNTAD = attend(qkv_BNT3AD, plan, bias_ATT, spec, attn_drop)
-    return _Move.apply(out_BNTAD.flatten(3).flatten(1, 2), plan, False)
+    out_BSAD = attend(qkv_BS3AD, plan, bias_ATT, spec, attn_drop)
+    return _Move.apply(out_BSAD.flatten(2), plan, False)
 
 
 def _attend_by_groups(
-    qkv_BNT3AD: Tensor,
+    qkv_BS3AD: Tensor,
     plan: Plan,
     bias_ATT: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
 ) -> Tensor:
-    """Attend within the windows with the same mask at once: (B, N, T, A, D)."""
+    """Attend within the windows with the same mask at once: (B, S, A, D)."""
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
     masks = plan.masks
     if bias_ATT is not None:
         masks = masks + bias_ATT if any(spec.shift) else bias_ATT[None]
-    masks = masks.to(qkv_BNT3AD.dtype)
+    masks = masks.to(qkv_BS3AD.dtype)
     attend: Callable[..., Tensor] = F.scaled_dot_product_attention
     if not masks.is_cpu:
         attend = _attend_to_parts
         masks = _with_aligned_rows(masks)
+    tokens = math.prod(spec.window)
+    slots = [windows * tokens for windows in plan.groups]
     outs = []
-    for group, mask in zip(qkv_BNT3AD.split(plan.groups, 1), masks, strict=True):
-        q, k, v = group.flatten(0, 1).permute(2, 0, 3, 1, 4)
+    for group, mask in zip(qkv_BS3AD.split(slots, 1), masks, strict=True):
+        # torch.compile would make a graph of its own where a group is one window, if windows were an axis.
+        qkv_MT3AD = group.flatten(0, 1).unflatten(0, (-1, tokens))
+        q, k, v = (part.transpose(1, 2) for part in qkv_MT3AD.unbind(2))
         out = attend(q, k, v, mask[None], dropout, scale=spec.scale)
-        outs.append(out.transpose(1, 2).unflatten(0, group.shape[:2]))
+        outs.append(out.transpose(1, 2).flatten(0, 1).unflatten(0, group.shape[:2]))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
@@ -161,7 +164,7 @@ def _with_aligned_rows(masks: Tensor) -> Tensor:
 
 
 def _attend_by_products(
-    qkv_BNT3AD: Tensor,
+    qkv_BS3AD: Tensor,
     plan: Plan,
     bias_ATT: Tensor | None,
     spec: WindowSpec,
@@ -172,8 +175,9 @@ def _attend_by_products(
     if context.is_recording():
         bias_ATT = _stored_or_none(bias_ATT)
         regions_NT = _stored_or_none(regions_NT)
-    out_MATD = reference.attend(qkv_BNT3AD.flatten(0, 1), bias_ATT, regions_NT, spec.scale, attn_drop)
-    return out_MATD.transpose(1, 2).unflatten(0, qkv_BNT3AD.shape[:2])
+    qkv_MT3AD = qkv_BS3AD.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
+    out_MATD = reference.attend(qkv_MT3AD, bias_ATT, regions_NT, spec.scale, attn_drop)
+    return out_MATD.transpose(1, 2).flatten(0, 1).unflatten(0, qkv_BS3AD.shape[:2])
 
 
 def _stored_or_none(x: Tensor | None) -> Tensor | None:

@@ -57,7 +57,7 @@ def attend(
     Returns:
         (M, A, T, D).
     """
-    q_MATD, k_MATD, v_MATD = qkv_MT3AD.permute(2, 0, 3, 1, 4).unbind()
+    q_MATD, k_MATD, v_MATD = (part.transpose(1, 2) for part in qkv_MT3AD.unbind(2))
     scores_MATT = (q_MATD * scale) @ k_MATD.transpose(2, 3)
     scores_MATT = scores_MATT.to(torch.promote_types(scores_MATT.dtype, torch.float32))
     if bias_ATT is not None:

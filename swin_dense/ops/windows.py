@@ -8,8 +8,8 @@ All functions are pure. A graph recorded from them is valid for every size, beca
 ``+``, ``*``, ``//`` and comparisons, on non-negative integers.
 
 Suffixes of tensors name their axes, in all of ``swin_dense.ops``: B batch, H and W the map in tokens, C channels,
-N windows per image, M windows of all images, T tokens per window, A heads, D channels per head, P offsets in a position
-bias table. Windows and shifts are (height, width) in tokens.
+N windows per image, M windows of all images, T tokens per window, S slots per image (N * T), A heads, D channels per
+head, P offsets in a position bias table. Windows and shifts are (height, width) in tokens.
 """
 
 from __future__ import annotations

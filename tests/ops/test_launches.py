@@ -78,8 +78,8 @@ def launches(backend, trains):
 # By backend: launches of inference, and of a forward and a backward pass of training.
 EXPECTED = {
     'triton': (61, 79, 109),
-    'sdpa': (88, 106, 164),
-    'reference': (275, 293, 167),
+    'sdpa': (93, 111, 169),
+    'reference': (275, 293, 163),
 }
 
 
