@@ -70,7 +70,7 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     """Return the plan for the maps of a grid."""
     rows, columns = window_grid(*grid.size, grid.window)
     regions_NT = region_ids(grid, device)
-    # Windows inside, at the right, at the bottom and in the corner have different masks, and other largest regions.
+    # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
     order = regions_NT.amax(1).argsort(stable=True)
     regions_NT = regions_NT[order]
     sizes = [row * column for row in split_edge(rows, grid.shift[0]) for column in split_edge(columns, grid.shift[1])]
