@@ -28,6 +28,8 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
     decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
     """
+    if not isinstance(dataset.get('type'), str):
+        raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
     with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
         kind = registry.get(dataset.type)
     pipeline = dataset.get('pipeline') or []

@@ -80,10 +80,17 @@ def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
         if dataset.get('type') == 'CocoDataset' and not any(step.get('with_seg') for step in steps):
             folders.pop('seg', None)
         for path in [dataset.get('ann_file'), *folders.values()]:
-            whole = os.path.join(root, path or '')
+            whole = _joined(root, path or '')
             if path and not is_address(whole) and not os.path.exists(whole):
                 missing[whole] = True
     return list(missing)
+
+
+def _joined(root: Any, path: Any) -> str:
+    try:
+        return os.path.join(root, path)
+    except TypeError:
+        raise ValueError(f'data_root and paths of a data set must be text, got {root!r} and {path!r}') from None
 
 
 def endings_in(folder: Path) -> str:
@@ -118,9 +125,9 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
         for dataset in datasets(config):
             root, dataset.data_root = dataset.get('data_root') or '', ''
             if dataset.get('ann_file'):
-                dataset.ann_file = os.path.join(root, dataset.ann_file)
+                dataset.ann_file = _joined(root, dataset.ann_file)
             if 'data_prefix' in dataset:
-                dataset.data_prefix = {key: os.path.join(root, path) for key, path in dataset.data_prefix.items()}
+                dataset.data_prefix = {key: _joined(root, path) for key, path in dataset.data_prefix.items()}
     for name, path in places.items():
         part, _, kind = name.partition('_')
         if is_detector and kind == 'masks':

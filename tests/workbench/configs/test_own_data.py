@@ -9,6 +9,8 @@ from mmengine.registry import TRANSFORMS
 from PIL import Image
 
 from swin_dense.workbench.configs.checking import check_data
+from swin_dense.workbench.configs.masks import look_at_masks
+from swin_dense.workbench.configs.own_data import missing_data
 from tests.workbench.configs.data import (
     CLASSES,
     SEGMENTOR,
@@ -241,3 +243,15 @@ def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
     monkeypatch.setattr('swin_dense.utils.packages.find_spec', lambda name: None)
     with pytest.raises(ImportError, match=r'pip install transformers'):
         check_data(Config({'model': {'language_model': {'type': 'BertModel'}}}), ('train',))
+
+
+def test_a_path_that_is_no_text_is_one_error():
+    dataset = {'type': 'ADE20KDataset', 'data_root': 'data/', 'data_prefix': {'img_path': 3}}
+    config = Config({'val_dataloader': {'dataset': dataset}})
+    with pytest.raises(ValueError, match=r"must be text, got 'data/' and 3"):
+        missing_data(config, ['val'])
+
+
+def test_a_data_set_without_a_type_is_one_error():
+    with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
+        look_at_masks(Config({'default_scope': 'mmseg'}), Config({'data_root': 'data/'}))
