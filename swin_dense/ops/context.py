@@ -6,11 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swin_dense.utils import compat
 
+# Hooks of all modules; torch adds to these dicts and never replaces them.
+_GLOBAL_HOOKS = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
 # Whether a torch.func transform, such as grad or vmap, is active
 is_transformed = torch._C._are_functorch_transforms_active
 
@@ -38,4 +45,4 @@ def needs_reference(x: Tensor) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or bool(_has_any_global_hook())
+    return any(own) or any(_GLOBAL_HOOKS)
