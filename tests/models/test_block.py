@@ -370,8 +370,9 @@ def test_a_gradient_penalty_with_frozen_stages_needs_the_reference():
     penalty = gradient_penalty(make('reference', frozen_stages=2))
     torch.testing.assert_close(penalty, gradient_penalty(make('reference')))
     penalty.backward()
-    with pytest.raises(RuntimeError, match=r'derivative for .* is not implemented'):
-        gradient_penalty(make('auto', frozen_stages=2)).backward()
+    if hasattr(torch.library, 'custom_op'):  # torch 2.1 computes attention with a mask by plain operations
+        with pytest.raises(RuntimeError, match=r'derivative for .* is not implemented'):
+            gradient_penalty(make('auto', frozen_stages=2)).backward()
 
 
 OPTIONS_TO_COMBINE = st.fixed_dictionaries(
