@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow
 import torch
@@ -20,6 +20,7 @@ from swin_dense.utils.atomic import write_json, write_tensors, written_whole
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 _FORMER = ('_shard-*.json', 'settings.json')
 ROWS_PER_PART = 4096
+Content = TypeVar('Content')
 
 
 class FeatureFolder:
@@ -36,17 +37,18 @@ class FeatureFolder:
             raise ValueError(f'{root} contains features of an older version, which cannot be extended, only read')
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
-        there = json.loads((root / SETTINGS).read_text(encoding='utf-8'))
+        there = _read(root / SETTINGS, _settings)
         if different := _differences(there, json.loads(json.dumps(settings))):
             raise ValueError(
                 f'{root} contains features computed with other settings ({different}); choose another folder'
             )
-        parts = sorted(root.glob('part-*.parquet'))
-        self._next = 1 + int(parts[-1].stem.removeprefix('part-')) if parts else 0
+        self._next = 0
         self._rows: list[dict[str, Any]] = []
-        self.finished = {
-            path for part in parts for path in parquet.read_table(part, columns=['path'])['path'].to_pylist()
-        }
+        self.finished: set[str] = set()
+        for part in root.glob('part-*.parquet'):
+            number, paths = _read(part, _number_and_paths)
+            self._next = max(self._next, number + 1)
+            self.finished.update(paths)
 
     def add_vectors(self, path: str, image_size: Pair, vectors: Mapping[int, Tensor], dtype: torch.dtype) -> None:
         """Add the vectors of an image by stride."""
@@ -84,6 +86,26 @@ def weights_digest(module: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
+
+
+def _read(file: Path, parse: Callable[[Path], Content]) -> Content:
+    """Parse a file of the folder; raise a ValueError if `swin-dense features` did not write it, or it is damaged."""
+    try:
+        return parse(file)
+    except (ValueError, TypeError) as error:
+        reason = str(error).partition('\n')[0]
+        raise ValueError(
+            f'{file} is damaged, or not of `swin-dense features` ({reason}); move it away, or choose another folder'
+        ) from error
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text(encoding='utf-8')))
+
+
+def _number_and_paths(part: Path) -> tuple[int, list[str]]:
+    number = int(part.stem.removeprefix('part-'))
+    return number, parquet.read_table(part, columns=['path'])['path'].to_pylist()
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:

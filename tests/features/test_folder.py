@@ -108,6 +108,25 @@ def test_a_full_disk_is_named_in_one_line(command, tmp_path, capsys):
     assert 'Traceback' not in printed
 
 
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('part-mine.parquet', b''),
+        ('part-000000.parquet', b'no table'),
+        ('_settings.json', b'{'),
+        ('_settings.json', b'[1]'),
+    ],
+)
+def test_a_file_of_another_program_is_named(command, tmp_path, capsys, name, content):
+    run, _ = command
+    paths = make_images(tmp_path / 'photos', 1, broken=False)
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / name).write_bytes(content)
+    assert run(*paths, '--pool', 'avg') == 2
+    assert f'{tmp_path / "out" / name} is damaged, or not of' in capsys.readouterr().err
+    assert (tmp_path / 'out' / name).read_bytes() == content
+
+
 def test_a_concurrent_run_is_refused(command, tmp_path, capsys):
     from filelock import FileLock
 
