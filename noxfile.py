@@ -93,7 +93,7 @@ PROCESSORS = {
 
 
 @nox.session(venv_backend='none')
-@nox.parametrize('setting', PROCESSORS, ids=[*PROCESSORS])
+@nox.parametrize('setting', [*PROCESSORS], ids=[*PROCESSORS])
 def processors(session: nox.Session, setting: str) -> None:
     """The tests of `make test` in its environment, as on processors with fewer instructions or other cores."""
     pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal', '-m', 'not long']

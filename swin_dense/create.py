@@ -80,7 +80,7 @@ def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
         given = checks.argument('checkpoint')
-        _logger.warning('WARNING: the weights and all results are RANDOM; give %s for trained weights', given)
+        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give %s with trained ones', given)
 
 
 def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ class Weights:
     window_size: int  # side of the windows in tokens, in stages whose map is not smaller
     classes: int  # outputs of the classifier in the file; 0 if it has none
     normalization: str  # the preset of ``swin_dense.features`` that images need
-    sha256: str = ''  # '' if none was published; a file whose name ends in a hash is verified with that
+    digest: str = ''  # as sha256=...; '' if none was published; a file whose name ends in a hash is verified with that
 
     @property
     def arch(self) -> str:
@@ -53,7 +53,7 @@ def place_of(checkpoint: str) -> str:
     weights = published().get(checkpoint)
     if weights is None or Path(checkpoint).exists():
         return checkpoint
-    return f'{weights.address}#sha256={weights.sha256}' if weights.sha256 else weights.address
+    return f'{weights.address}#{weights.digest}' if weights.digest else weights.address
 
 
 def suggestion(checkpoint: str) -> str:

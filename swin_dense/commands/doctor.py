@@ -45,7 +45,7 @@ OF_EXPORTED = ('cv2', 'pycocotools')
 PROBES = {
     'backbone': ('torch', 'import torch, swin_dense; b = swin_dense.SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), '
                  'num_heads=(1, 2, 4, 8)); b(torch.rand(1, 3, 70, 90))[-1].sum().backward()'),
-    'bfloat16 of this CPU': ('openvino', 'from swin_dense.workbench.runtime import sessions; '
+    'bfloat16 in OpenVINO': ('openvino', 'from swin_dense.workbench.runtime import sessions; '
                              'print("in hardware" if sessions.has_bfloat16() else "not in hardware")'),
     'numpy with torch': ('torch', 'import numpy, torch; torch.from_numpy(numpy.ones(1)).numpy()'),
     'exported models': ('pycocotools', 'from swin_dense import runtime; import cv2, pycocotools.mask'),

@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
     if not images:
         raise ValueError(f'no images found in {args.places}')
+    args.out.mkdir(parents=True, exist_ok=True)
     # These import tqdm and torch, which --help does not need.
     import torch
     from tqdm import tqdm
@@ -118,7 +119,6 @@ def run(args: argparse.Namespace) -> int:
     dtype, failed = getattr(torch, args.dtype), len(unread)
     for reason in unread:
         tqdm.write(f'skipped: {reason}', file=sys.stderr)
-    args.out.mkdir(parents=True, exist_ok=True)
     busy = f'another extraction is writing to {args.out}; wait for it, or choose another folder'
     with alone(args.out / '.lock', busy), contextlib.closing(FeatureFolder(args.out, settings)) as folder:
         missing = [Item(path, path) for path in images if path not in folder.finished]

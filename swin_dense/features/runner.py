@@ -70,6 +70,8 @@ class Runner:
                 if not isinstance(batch, Tensor):
                     yield members[0], (0, 0), str(batch)
                     continue
+                if batch[0, 0].numel() > BATCH_PIXELS:
+                    _note_size(members[0], batch)
                 for item, result in zip(members, self._run_batch(batch), strict=True):
                     if isinstance(result, str):
                         yield item, (0, 0), f'{name_of(item.source)}: {result}'
@@ -124,6 +126,12 @@ class Runner:
             if not is_out_of_memory(error):
                 raise
             return (0, 0), f'{name_of(source)}: too little memory for one tile; use smaller tiles: {error}'
+
+
+def _note_size(item: Item, image: Tensor) -> None:
+    smaller = f'{checks.argument("tile", ...)} takes less memory, and {checks.argument("max_side", ...)} less time'
+    size = f'{image.shape[2]} x {image.shape[3]} pixels'
+    _logger.warning('%s has %s and is computed whole; %s', name_of(item.source), size, smaller)
 
 
 def batches(

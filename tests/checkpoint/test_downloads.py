@@ -266,7 +266,7 @@ class TestNames:
     @pytest.fixture
     def name(self, address, monkeypatch):
         """The name of weights 'swin.pth' on the server."""
-        one = dataclasses.replace(weights.published()['swin_t.in1k'], address=address)
+        one = dataclasses.replace(weights.published()['swin_t.in1k'], address=address, digest='')
         monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
         return 'swin_t.in1k'
 
@@ -281,7 +281,7 @@ class TestNames:
         assert server.requests == 1
 
     def test_a_published_digest_is_verified(self, backbone, name, monkeypatch):
-        one = dataclasses.replace(weights.published()[name], sha256=ZEROS)
+        one = dataclasses.replace(weights.published()[name], digest=f'sha256={ZEROS}')
         monkeypatch.setattr(weights, 'published', lambda: {name: one})
         with pytest.raises(CheckpointError, match=f'must have the sha256 digest {ZEROS}'):
             load(backbone, name)
@@ -324,11 +324,14 @@ def test_the_table_of_weights():
         assert one.source.startswith('https://')
         assert one.licence
         assert one.normalization in PRESETS
-        assert re.fullmatch(r'[0-9a-f]{64}|', one.sha256)
+        assert re.fullmatch(r'(sha256=[0-9a-f]{64}|sha384=[0-9a-f]{96})?', one.digest)
     addresses = {one.address for one in published.values()}
+    digests = {one.digest for one in published.values()}
     assert len(addresses) == len(published)
     for path in (ROOT / 'configs/_base_/backbones').glob('*.py'):
-        assert set(re.findall(r'https://[^\'"]+\.pth', path.read_text())) <= addresses
+        text = path.read_text()
+        assert set(re.findall(r'https://[^\'"]+\.pth', text)) <= addresses
+        assert set(re.findall(r'#(sha\d+=\w+)', text)) <= digests
 
 
 def _fetch_or_fail(address):

@@ -24,6 +24,7 @@ from tests.features.helpers import (
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 from swin_dense.features import folder as folders  # noqa: E402 (it needs pyarrow)
+from swin_dense.features import runner  # noqa: E402
 
 
 @pytest.fixture
@@ -85,15 +86,27 @@ def test_a_second_run_computes_only_missing_images(command, tmp_path, capsys, op
     assert 'computed with other settings (levels' in capsys.readouterr().err
 
 
-def test_a_signal_loses_no_finished_image(command, tmp_path):
+def test_a_signal_loses_no_finished_image(command, tmp_path, capfd):
     run, backbone = command
     paths = make_images(tmp_path / 'photos', 4, broken=False)
     hook = backbone.register_forward_pre_hook(lambda module, args: signal.raise_signal(signal.SIGTERM))
     assert run(tmp_path / 'photos', '--pool', 'avg', '--batch-size', 1) == 128 + signal.SIGTERM
+    assert 'stopping after the image at hand; a second signal stops at once' in capfd.readouterr().err
     assert len(rows_of(tmp_path / 'out')) == 1
     hook.remove()
     assert run(tmp_path / 'photos', '--pool', 'avg') == 0
     assert rows_of(tmp_path / 'out').keys() == set(map(str, paths))
+
+
+def test_an_image_larger_than_a_batch_is_noted(command, tmp_path, monkeypatch, caplog):
+    run, _ = command
+    monkeypatch.setattr(runner, 'BATCH_PIXELS', 64 * 64)
+    for side in (64, 65):
+        Image.fromarray(PHOTOGRAPH[:side, :side]).save(tmp_path / f'{side}.png')
+    assert run(tmp_path, '--pool', 'avg') == 0
+    (note,) = [record.getMessage() for record in caplog.records if 'whole' in record.getMessage()]
+    assert '65.png' in note
+    assert 'has 65 x 65 pixels and is computed whole; --tile takes less memory, and --max-side' in note
 
 
 def test_a_full_disk_is_named_in_one_line(command, tmp_path, capsys):

@@ -100,6 +100,8 @@ def split_data(
     """
     if not 0 < checks.number('--val-share', share) < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')
+    if data_root is not None and not Path(data_root).is_dir():
+        raise FileNotFoundError(f'there is no folder {data_root}')
     if 'train_images' not in places or any(name.startswith('val') for name in places):
         raise ValueError(
             '--val-share splits training data; give them, without validation data, in a layout that --data-root finds '
