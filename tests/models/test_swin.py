@@ -361,7 +361,7 @@ def test_a_pass_on_a_cpu_keeps_what_is_freed_for_the_next(monkeypatch):
         (IMAGE[0], 'img must have the shape (B, 3, H, W), got (3, 32, 32)'),
         (
             torch.zeros(1, 4, 32, 32),
-            'img must have 3 channels, got 4 in the shape (1, 4, 32, 32); build',
+            'img must have 3 channels, got 4 in the shape (1, 4, 32, 32); build the backbone with in_channels=4, or',
         ),
         (torch.zeros(1, 3, 0, 32), 'height and width of img must be at least 1 pixel, got the shape (1, 3, 0, 32)'),
     ],

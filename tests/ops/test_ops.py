@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from swin_dense.ops import gathered, window_attention
+from swin_dense.ops import context, gathered, window_attention
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import FLOAT16
@@ -185,6 +186,15 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
     inputs.relative_bias.requires_grad_(trains_bias)
     attend(inputs, spec, 'sdpa')
     assert called == [parts]
+
+
+def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
+    stored = mock.Mock(wraps=gathered._stored)
+    monkeypatch.setattr(gathered, '_stored', stored)
+    monkeypatch.setattr(context, 'is_recording', lambda: True)
+    inputs, spec = make_inputs(PADDED)
+    torch.testing.assert_close(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'))
+    assert stored.call_count == 2  # the position bias and the regions
 
 
 @ON_A_CPU

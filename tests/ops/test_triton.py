@@ -199,6 +199,8 @@ def test_up_to_64_tokens_are_one_tile_and_more_are_tiles_that_pad_least():
         expected = sides[0] if sides else min((64, 32), key=lambda side: math.ceil(tokens / side) * side)
         assert attention.parameters(tokens, 32, torch.float16)['BLOCK'] == expected
         assert attention.tiles(tokens, 32, torch.float16) == math.ceil(tokens / expected)
+    # In registers, a larger one would not fit.
+    assert attention.parameters(64, 64, torch.float32)['BLOCK'] == 32
 
 
 @pytest.mark.parametrize(
