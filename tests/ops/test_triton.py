@@ -218,12 +218,12 @@ def test_tiles_warps_and_stages_are_the_fastest_that_were_measured(tokens, dtype
 
 
 def test_programs_are_about_eight_per_multiprocessor(monkeypatch):
-    """Two maps have 2 x 29 x 48 windows of 3 heads: 348 strips of 8 are the most that 1056 programs allow."""
+    """Two maps have 2 x 13 x 84 windows of 3 heads: 312 strips of 7 are the most that 1056 programs allow."""
     monkeypatch.setattr(gpu, 'multiprocessors', lambda device: 132)
-    shape, size = (2, 203, 336, 288), (200, 336)
-    launch = attention._Launch(shape, torch.float16, torch.device('cuda'), 3, (7, 7), (3, 3), 1.0, size)
-    assert launch.strips == 348
-    assert launch._grid == (348 * 3,)
+    shape, size = (2, 208, 336, 288), (200, 336)
+    launch = attention._Launch(shape, torch.float16, torch.device('cuda'), 3, (16, 4), (8, 2), 1.0, size)
+    assert (launch.strips, launch.tiles, launch._arguments['BLOCK']) == (312, 1, 64)
+    assert launch._grid == (312 * 3,)
 
 
 @device
