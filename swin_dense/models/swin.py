@@ -269,7 +269,7 @@ class SwinBackbone(nn.Module):
         """Return the parameter groups of timm's layer decay, as timm's Swin does: a merging joins the next stage."""
         if coarse:
             return {'stem': r'^patch_embed', 'blocks': r'^stages\.(\d+)'}
-        merging = [(rf'^stages\.{stage}\.downsample', (stage + 1, 0)) for stage in range(len(self.stages) - 1)]
+        merging = [(rf'^stages\.{stage}\.downsample', (stage + 1, 0)) for stage in range(len(self.stages))]
         blocks = [*merging, (r'^stages\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
         return {'stem': r'^patch_embed', 'blocks': blocks}
 

@@ -60,12 +60,11 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.cpb_mlp = nn.Sequential(
             nn.Linear(2, CPB_CHANNELS),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             nn.Linear(CPB_CHANNELS, num_heads, bias=False),
         )
         self.q_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
-        self.reset_position()
 
     def reset_position(self) -> None:
         nn.init.constant_(self.logit_scale, math.log(10))

@@ -52,3 +52,9 @@ def test_its_own_state_dict_loads(name, options):
     second = randomize(SwinClassifier(name, 3, window_size=4, **options), 2)
     load_checkpoint(second, {'state_dict': first.state_dict()}, log=None)
     assert equal_weights(first, second)
+
+
+def test_a_new_head_is_small_and_has_no_bias():
+    head = SwinClassifier(TINY).head
+    assert head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not head.bias.any()

@@ -146,6 +146,7 @@ def test_every_stage_may_have_its_own():
     }
     model = SwinBackbone(**options, with_cp=[False, 'mlp', True])
     assert [stage.blocks[0].with_cp for stage in model.stages] == [False, 'mlp', True]
+    assert [stage.blocks[0].with_cp for stage in SwinBackbone(**options).stages] == [False] * 3
 
 
 @pytest.mark.parametrize('kind', VERSIONS)

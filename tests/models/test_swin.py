@@ -2,6 +2,7 @@
 
 import math
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone
 from swin_dense.models.layers import DropPath
 from swin_dense.models.options import drop_path_rates
 from swin_dense.models.swin import SwinBlock
+from swin_dense.utils import memory
 from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import weighted_sum
 
@@ -52,7 +54,9 @@ def test_parameters_are_reset_to_those_of_a_new_network():
 @pytest.mark.parametrize('name', ['t', 'tiny', 'swin_t', 'swin_tiny', 'Swin-T'])
 def test_names_of_an_architecture(name):
     with torch.device('meta'):
-        assert SwinBackbone(name).arch == SwinBackbone('t').arch
+        backbone, short = SwinBackbone(name), SwinBackbone('t')
+    assert backbone.arch == short.arch
+    assert backbone.windows == ((7, 7),) * 4
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,7 @@ def test_sizes_of_maps_are_rounded_up(size, backend):
     backbone = tiny(attn_backend=backend).eval()
     assert backbone.out_channels == (16, 32, 64, 128)
     assert backbone.out_strides == (4, 8, 16, 32)
+    assert backbone.strides == (4, 2, 2, 2)
     outs = backbone(torch.randn(2, 3, *size))
     for out, channels, stride in zip(outs, backbone.out_channels, backbone.out_strides, strict=True):
         height, width = (math.ceil(side / stride) for side in size)
@@ -119,6 +124,7 @@ def test_channels_last_input_gives_the_same_outputs():
         {'use_rel_pos_bias': False},
         {'use_shift': False},
         {'mlp_ratio': 2.5},
+        {'mlp_ratio': 1 / 16},  # one hidden channel
         {'in_channels': 5},
         {'window_size': 12},
         {'window_size': (3, 5)},
@@ -142,9 +148,10 @@ def test_every_parameter_gets_a_gradient(options):
         assert parameter.grad.isfinite().all(), name
 
 
-def test_out_indices_select_maps_and_omit_later_stages():
-    full = tiny().eval()
-    part = tiny(out_indices=(2, 1)).eval()
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_out_indices_select_maps_and_omit_later_stages(kind):
+    full = kind(TINY).eval()
+    part = kind(TINY, out_indices=(2, 1)).eval()
     missing, _ = part.load_state_dict(full.state_dict(), strict=False)
     assert not missing
     img = torch.randn(1, 3, 50, 70)
@@ -333,13 +340,28 @@ def test_images_of_a_wrong_type(img, message):
         tiny()(img)
 
 
+def test_torch_fx_is_told_what_to_use():
+    with pytest.raises(TypeError, match=r'torch\.fx cannot trace .* use torch\.export'):
+        torch.fx.symbolic_trace(tiny())
+
+
+def test_a_pass_on_a_cpu_keeps_what_is_freed_for_the_next(monkeypatch):
+    keep_freed = mock.Mock()
+    monkeypatch.setattr(memory, 'keep_freed', keep_freed)
+    backbone = tiny()
+    backbone(IMAGE)
+    keep_freed.assert_called_once()
+    backbone.to('meta')(IMAGE.to('meta'))
+    keep_freed.assert_called_once()
+
+
 @pytest.mark.parametrize(
     ('img', 'message'),
     [
         (IMAGE[0], 'img must have the shape (B, 3, H, W), got (3, 32, 32)'),
         (
             torch.zeros(1, 4, 32, 32),
-            'img must have 3 channels, got 4 in the shape (1, 4, 32, 32); build',
+            'img must have 3 channels, got 4 in the shape (1, 4, 32, 32); build the backbone with in_channels=4, or',
         ),
         (torch.zeros(1, 3, 0, 32), 'height and width of img must be at least 1 pixel, got the shape (1, 3, 0, 32)'),
     ],

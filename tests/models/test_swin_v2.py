@@ -48,6 +48,7 @@ def test_low_precision_with_zero_tokens(dtype, tolerance):
 
 def test_scales_are_clamped_and_have_a_gradient_below():
     attn = CosineWindowAttention(8, 2, window_size=(4, 4)).double()
+    assert attn.q_bias is not None
     x = doubles(1, 4, 4, 8)
     with torch.no_grad():
         attn.logit_scale[0] = 100
@@ -63,9 +64,15 @@ def test_scales_are_clamped_and_have_a_gradient_below():
 
 
 def test_a_new_block_is_the_identity():
-    block = SwinV2Backbone(**TINY).eval().stages[0].blocks[1]
+    model = randomize(SwinV2Backbone(**TINY)).eval()
+    model.reset_parameters()
+    block = model.stages[0].blocks[1]
     x = torch.randn(1, 5, 6, 16)
     assert torch.equal(block(x), x)
+    w_msa = block.attn.w_msa
+    torch.testing.assert_close(w_msa.logit_scale.exp(), torch.full((1, 1, 1), 10.0))
+    assert not w_msa.q_bias.any()
+    assert not w_msa.v_bias.any()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,8 @@ def test_wrong_options_say_what_is_allowed(options, error, words):
 
 def test_the_defaults_of_v1_are_accepted():
     with torch.device('meta'):
-        SwinV2Backbone(**TINY, qk_scale=None, use_rel_pos_bias=True)
+        backbone = SwinV2Backbone(**TINY, qk_scale=None, use_rel_pos_bias=True)
+    assert backbone.window_size == (8, 8)
 
 
 def test_names_build_the_right_network():
@@ -165,6 +173,9 @@ def test_a_note_says_that_the_windows_of_the_pretraining_are_unknown():
     known = load_checkpoint(make(window_size=6, pretrained_window_size=8), state, log=None)
     assert words in str(unknown)
     assert words not in str(known)
+    with_windows = torch.nn.ModuleDict({'backbone': make(window_size=8)}).state_dict()
+    with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(8, 8, 8, 8\)'):
+        load_checkpoint(make(window_size=6), with_windows)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +220,14 @@ def test_files_of_simmim_name_the_position_network_rpe_mlp():
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 def test_clamped_windows_fit_inside_small_maps(kind):
-    model = kind(**TINY, window_size=4, clamp_window=True)
+    model = kind(**TINY, window_size=(4, 6), clamp_window=True)
     attn = model.stages[0].blocks[1].attn
-    assert attn.windows_on(5, 9) == ((4, 4), (2, 2))
+    assert attn.windows_on(5, 9) == ((4, 6), (2, 3))
     assert attn.windows_on(4, 9) == ((4, 4), (0, 0))
     assert attn.windows_on(3, 9) == ((3, 3), (0, 0))
+    assert attn.windows_on(9, 6) == ((4, 6), (0, 0))
+    assert attn.windows_on(9, 5) == ((4, 5), (0, 0))
+    assert ShiftedWindowAttention(attn.w_msa, (2, 3)).windows_on(3, 5) == ((4, 6), (2, 3))
     x = torch.randn(1, 3, 2, 16)
     assert attn(x).shape == x.shape
 
@@ -223,3 +237,4 @@ def test_a_clamped_window_of_v1_uses_the_biases_of_its_offsets():
     whole = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)
     inside = whole[:, :3, :3, :3, :3].reshape(2, 9, 9)
     assert torch.equal(attn.relative_bias((3, 3)), inside)
+    assert attn.qkv.bias is not None

@@ -132,6 +132,8 @@ def test_a_right_kernel_is_used_without_a_word(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+        with torch.no_grad():
+            assert choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -285,3 +287,11 @@ def test_triton_is_not_imported_on_a_cpu():
         backbone(torch.zeros(1, 3, 32, 32))[-1].sum().backward()
         assert 'triton' not in sys.modules
     """)
+
+
+def test_a_cpu_needs_the_interpreter(monkeypatch):
+    monkeypatch.setattr(gpu, '_unusable', None)
+    monkeypatch.setattr(gpu, 'IS_INTERPRETED', True)
+    assert gpu.unsupported_reason(MAP) is None
+    monkeypatch.setattr(gpu, 'IS_INTERPRETED', False)
+    assert 'not on a CUDA device' in gpu.unsupported_reason(MAP)

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from swin_dense.ops import gathered, window_attention
+from swin_dense.ops import context, gathered, window_attention
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import FLOAT16
@@ -139,6 +140,7 @@ def test_more_windows_than_a_kernel_takes(monkeypatch):
         sizes.append(len(q))
         return original(q, *args, **options)
 
+    assert gathered.MAX_WINDOWS < 2**16
     monkeypatch.setattr(gathered, 'MAX_WINDOWS', 5)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
     q, k, v = torch.randn(3, 12, 2, 16, 4)
@@ -155,8 +157,44 @@ def test_gradients_of_gradients(backend):
     def function(*inputs):
         return attend(Inputs(*inputs), spec, backend)
 
-    assert torch.autograd.gradcheck(function, tuple(inputs), fast_mode=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(function, tuple(inputs), fast_mode=True, check_batched_grad=True)
+    inputs = tuple(inputs)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, check_batched_grad=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'is_amd', 'trains_bias', 'parts'),
+    [
+        (torch.float32, False, False, '_attend_by_groups'),
+        (torch.float32, True, False, '_attend_by_groups'),
+        (torch.bfloat16, False, False, '_attend_by_groups'),
+        (torch.bfloat16, True, False, '_attend_by_products'),
+        (torch.float32, False, True, '_attend_by_products'),
+    ],
+)
+def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_amd, trains_bias, parts):
+    called = []
+
+    def record(name):
+        original = getattr(gathered, name)
+        monkeypatch.setattr(gathered, name, lambda *args: called.append(name) or original(*args))
+
+    record('_attend_by_groups')
+    record('_attend_by_products')
+    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', is_amd)
+    inputs, spec = make_inputs(PADDED, dtype)
+    inputs.relative_bias.requires_grad_(trains_bias)
+    attend(inputs, spec, 'sdpa')
+    assert called == [parts]
+
+
+def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
+    stored = mock.Mock(wraps=gathered._stored)
+    monkeypatch.setattr(gathered, '_stored', stored)
+    monkeypatch.setattr(context, 'is_recording', lambda: True)
+    inputs, spec = make_inputs(PADDED)
+    torch.testing.assert_close(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'))
+    assert stored.call_count == 2  # the position bias and the regions
 
 
 @ON_A_CPU

@@ -67,23 +67,6 @@ def test_plans_are_cached_within_limits():
     assert cached_plan(GRID, CPU) is not plan
 
 
-@pytest.mark.parametrize(
-    'context',
-    [torch.inference_mode(), torch.device('meta')],
-    ids=['inference', 'meta'],
-)
-def test_a_plan_does_not_depend_on_where_it_was_made(context):
-    expected = cached_plan(GRID, CPU)
-    cached_plan.cache_clear()
-    with context:
-        plan = cached_plan(GRID, CPU)
-    tables = (plan.token_of_slot, plan.slot_of_token, plan.masks)
-    others = (expected.token_of_slot, expected.slot_of_token, expected.masks)
-    for ours, wanted in zip(tables, others, strict=True):
-        assert not ours.is_inference()
-        assert torch.equal(ours, wanted)
-
-
 @pytest.fixture
 def capture(monkeypatch):
     """Return a function that begins or ends the capture of a CUDA graph; without a GPU, the cache is that of a CPU."""
@@ -95,6 +78,25 @@ def capture(monkeypatch):
 
     capture(False)
     return capture
+
+
+@pytest.mark.usefixtures('capture')
+@pytest.mark.parametrize('find_plan', [cached_plan, gpu_plan])
+@pytest.mark.parametrize(
+    'context',
+    [torch.inference_mode(), torch.device('meta')],
+    ids=['inference', 'meta'],
+)
+def test_a_plan_does_not_depend_on_where_it_was_made(context, find_plan):
+    expected = plan_windows(GRID, CPU)
+    cached_plan.cache_clear()
+    with context:
+        plan = find_plan(GRID, CPU)
+    tables = (plan.token_of_slot, plan.slot_of_token, plan.masks)
+    others = (expected.token_of_slot, expected.slot_of_token, expected.masks)
+    for ours, wanted in zip(tables, others, strict=True):
+        assert not ours.is_inference()
+        assert torch.equal(ours, wanted)
 
 
 def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():

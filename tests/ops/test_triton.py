@@ -1,6 +1,7 @@
 """Compare the Triton kernels with tests/textbook.py in float64, in triton's interpreter and, if available, on a GPU."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import pytest
@@ -192,6 +193,39 @@ def test_only_tokens_of_the_map_are_written(size, window, device):
         torch.testing.assert_close(ours.double(), wanted, rtol=2e-4, atol=2e-5)
 
 
+def test_up_to_64_tokens_are_one_tile_and_more_are_tiles_that_pad_least():
+    for tokens in range(1, attention.MAX_TOKENS + 1):
+        sides = [side for side in (16, 32, 64) if side >= tokens]
+        expected = sides[0] if sides else min((64, 32), key=lambda side: math.ceil(tokens / side) * side)
+        assert attention.parameters(tokens, 32, torch.float16)['BLOCK'] == expected
+        assert attention.tiles(tokens, 32, torch.float16) == math.ceil(tokens / expected)
+    # In registers, a larger one would not fit.
+    assert attention.parameters(64, 64, torch.float32)['BLOCK'] == 32
+
+
+@pytest.mark.parametrize(
+    ('tokens', 'dtype', 'fastest'),
+    [
+        (49, torch.bfloat16, (64, 4, 3)),
+        (144, torch.bfloat16, (32, 1, 3)),
+        (49, torch.float32, (64, 4, 2)),
+        (144, torch.float32, (32, 1, 1)),
+    ],
+)
+def test_tiles_warps_and_stages_are_the_fastest_that_were_measured(tokens, dtype, fastest):
+    """As in the table of docs/decisions/triton-kernel.md."""
+    assert tuple(attention.parameters(tokens, 32, dtype).values()) == fastest
+
+
+def test_programs_are_about_eight_per_multiprocessor(monkeypatch):
+    """Two maps have 2 x 13 x 84 windows of 3 heads: 312 strips of 7 are the most that 1056 programs allow."""
+    monkeypatch.setattr(gpu, 'multiprocessors', lambda device: 132)
+    shape, size = (2, 208, 336, 288), (200, 336)
+    launch = attention._Launch(shape, torch.float16, torch.device('cuda'), 3, (16, 4), (8, 2), 1.0, size)
+    assert (launch.strips, launch.tiles, launch._arguments['BLOCK']) == (312, 1, 64)
+    assert launch._grid == (312 * 3,)
+
+
 @device
 def test_regions_are_penalised_instead_of_masked(device):
     """If scores exceed the penalty, tokens of other regions are attended to, as in the official code."""
@@ -363,7 +397,7 @@ def test_backbone_gives_the_same_maps_and_gradients(with_cp, device):
     [
         (Case((8, 8)), torch.float64, 0.0, 'torch.float64'),
         (Case((8, 8), head_dim=24), torch.float32, 0.0, 'head dimension is 24'),
-        (Case((8, 8), (17, 16)), torch.float32, 0.0, '17 x 16'),
+        (Case((8, 8), (17, 16)), torch.float32, 0.0, '17 x 16 tokens, more than 256'),
         (Case((8, 8)), torch.float32, 0.1, 'dropout'),
     ],
 )

@@ -1,6 +1,7 @@
 """Compare the window geometry with tests/textbook.py, and the position bias with its definition."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_dense.ops.reference import merge, partition
-from swin_dense.ops.windows import Grid, relative_position_bias, window_grid
+from swin_dense.ops.windows import Grid, central_offsets, log_spaced_offsets, relative_position_bias, window_grid
 from tests import textbook
 
 
@@ -50,3 +51,23 @@ def test_relative_position_bias_looks_up_the_offset_of_every_pair(window):
     for (q, (qy, qx)), (k, (ky, kx)) in itertools.product(enumerate(tokens), repeat=2):
         row = (qy - ky + height - 1) * (2 * width - 1) + (qx - kx + width - 1)
         assert torch.equal(bias[:, q, k], table[row])
+
+
+@pytest.mark.parametrize('smaller', [(1, 1), (2, 5), (3, 2), (4, 5)])
+def test_a_smaller_window_has_the_biases_of_its_offsets(smaller):
+    height, width = smaller
+    table = torch.randn(7 * 9, 3)
+    whole = relative_position_bias(table, (4, 5)).view(3, 4, 5, 4, 5)
+    inside = whole[:, :height, :width, :height, :width].reshape(3, height * width, -1)
+    assert torch.equal(relative_position_bias(central_offsets(table, (4, 5), smaller), smaller), inside)
+
+
+@pytest.mark.parametrize('trained', [(4, 3), (8, 1), (2, 2)])
+def test_offsets_on_a_logarithmic_scale(trained):
+    """As the code of Swin V2 computes them: sign(d) log8(1 + |8 d / farthest|), row by row."""
+    window = 4, 3
+    expected = []
+    for offset in itertools.product(range(-3, 4), range(-2, 3)):
+        relative = [8 * step / max(side - 1, 1) for step, side in zip(offset, trained, strict=True)]
+        expected.append([math.copysign(math.log(1 + abs(step), 8), step) for step in relative])
+    torch.testing.assert_close(log_spaced_offsets(window, trained), torch.tensor(expected))

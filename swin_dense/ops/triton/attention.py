@@ -343,7 +343,4 @@ def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
         return 16 if tokens <= 16 else 32
     if dtype == torch.float32 and head_dim == 64:
         return 32  # a tile of side 64 does not fit into registers
-    # The side that needs fewer padding tokens.
-    padded_by_64 = -(-tokens // 64) * 64
-    padded_by_32 = -(-tokens // 32) * 32
-    return 64 if padded_by_64 <= padded_by_32 else 32
+    return 64 if -tokens % 64 <= -tokens % 32 else 32  # the side that needs fewer padding tokens
