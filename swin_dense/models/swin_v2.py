@@ -65,6 +65,7 @@ class CosineWindowAttention(WindowAttention):
         )
         self.q_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
+        self.reset_position()
 
     def reset_position(self) -> None:
         nn.init.constant_(self.logit_scale, math.log(10))

@@ -48,6 +48,9 @@ def test_low_precision_with_zero_tokens(dtype, tolerance):
 
 def test_scales_are_clamped_and_have_a_gradient_below():
     attn = CosineWindowAttention(8, 2, window_size=(4, 4)).double()
+    torch.testing.assert_close(
+        attn.logit_scale.exp(), torch.full_like(attn.logit_scale, 10.0)
+    )  # without a backbone, too
     assert attn.q_bias is not None
     x = doubles(1, 4, 4, 8)
     with torch.no_grad():
