@@ -215,7 +215,7 @@ def test_partial_loading_keeps_parameters_that_do_not_load():
     kept = backbone.stages[3].blocks[0].norm1.weight.clone()
     state = source.state_dict()
     del state[norm]
-    state[mlp] = torch.zeros(5, 5)
+    state[mlp] = torch.zeros(32, 5)  # not adapted, as that of other image channels is
     state['stages.0.blocks.7.norm1.weight'] = torch.zeros(8)
     report = load(backbone, state, allow_partial=True)
     assert set(report.missing) == {norm, mlp}

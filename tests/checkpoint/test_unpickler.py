@@ -62,7 +62,7 @@ def native(value):
 
 
 @pytest.mark.parametrize('protocol', range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize('dtype', ['<f4', '>f8', 'f2', 'i8', '?', 'U3', 'S4', 'c8'])
+@pytest.mark.parametrize('dtype', ['<f4', '>f8', 'f2', 'i8', '?', 'U3', '>U3', 'S4', 'c8'])
 def test_arrays(tmp_path, protocol, dtype):
     array = np.arange(6).reshape(2, 3).astype(dtype)
     value = {

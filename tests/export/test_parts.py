@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -309,7 +309,10 @@ def test_a_file_of_which_nothing_was_compared_is_removed(tmp_path, monkeypatch):
 
 def test_without_a_comparison_there_are_no_errors(tmp_path):
     path = tmp_path / 'x.ts'
-    assert verify.write_verified(path, written, None) == Exported(path, 5, {})
+    exported = verify.write_verified(path, written, None)
+    assert exported == Exported(path, 5, {})
+    with pytest.raises(FrozenInstanceError):
+        exported.nodes = 6
 
 
 def test_exporters_are_quiet_for_a_while(monkeypatch):
@@ -447,6 +450,9 @@ def test_weights_beyond_protobufs_limit_are_refused(onnx_file, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ['x.onnx']
 
 
-def test_a_version_that_onnxscript_cannot_write_is_refused(onnx_file, tmp_path):
+def test_a_version_that_onnxscript_cannot_write_is_refused(onnx_file, tmp_path, caplog, capfd):
+    caplog.set_level(logging.INFO, 'swin_dense.export')
     with pytest.raises(ExportError, match=r'cannot write opset=26 .* omit it for 20'):
         formats.write_onnx(onnx_file[0], INTERFACE, 26, tmp_path / 'x.onnx')
+    assert caplog.messages == ['converting the graph to ONNX ...']
+    assert not capfd.readouterr().out
