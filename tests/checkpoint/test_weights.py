@@ -209,6 +209,8 @@ def test_a_published_file_loads(name, tmp_path):
     path = write(tmp_path / f'published{row.ending}', row.content(source))
     report = load_checkpoint(backbone, path, log=None)
     assert report.family == (name.lower() if name in ('MoBY', 'SimMIM') else row.family)
+    preset = 'satlas-sentinel2-ms' if name == 'SatlasPretrain' else None
+    assert backbone.input_preset == preset
     new = [f'norm{stage}.{leaf}' for stage in ALL if stage not in row.norms for leaf in ('weight', 'bias')]
     assert sorted(report.new) == sorted(new)
     expected = {**source.state_dict(), **{name: before[name] for name in new}}

@@ -345,9 +345,9 @@ INTERFACE = formats.Interface(
 )
 
 
-def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
-    batch = torch.export.Dim('batch', min=2, max=4)
-    interface = replace(INTERFACE, ranges={'batch': batch})
+@pytest.mark.parametrize(('lower', 'ranges'), [(1, {}), (2, {'batch': torch.export.Dim('batch', min=2, max=4)})])
+def test_a_program_has_the_ranges_that_it_was_given(tmp_path, lower, ranges):
+    interface = replace(INTERFACE, ranges=ranges)
     nodes = formats.write_pt2(
         Scored().eval(),
         interface,
@@ -357,7 +357,10 @@ def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
     program = torch.export.load(tmp_path / 'x.pt2')
     assert nodes == len(program.graph.nodes)
     (batch,) = program.range_constraints.values()
-    assert (batch.lower, batch.upper) == (2, 4)
+    assert batch.lower == lower
+    assert (batch.upper == 4) is bool(ranges)
+    found, _ = program.module()(torch.rand(lower, 3, 5, 4), torch.tensor(0.5))
+    assert len(found) == lower
 
 
 class Summed(Kept):
