@@ -253,7 +253,7 @@ def _read_window(key: str, values: Mapping[str, Any], family: Family, found: Fou
         window = window_of_coordinates(values[key]) if values[key].ndim == 4 else None
         trained = None if window is None else trained_window(values[key])
         if trained is not None:
-            found.trained_windows[name.stage or 0] = trained
+            found.trained_windows[name.stage] = trained
     if window is not None:
         found.sizes[name.ours] = window
 

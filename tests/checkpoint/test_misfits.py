@@ -199,6 +199,13 @@ class TestCauses:
         with pytest.raises(CheckpointError, match='meta device'):
             load(on_meta, build().state_dict())
 
+    def test_a_merging_layer_without_an_input(self):
+        """Its inputs cannot be put in our order, although its elements are a multiple of four."""
+        state = export_state_dict(build(1), 'timm')
+        key = 'layers.1.downsample.reduction.weight'
+        state[key] = state[key][:, 1:]
+        raises_and_keeps(build(2), state, r'\(16, 31\) in the checkpoint, \(16, 32\) in the model')
+
     def test_an_integer_part_of_a_parameter(self):
         """Concatenated with the other parts, which are floats, it would become a float tensor."""
         state = export_state_dict(build(1), 'transformers')
