@@ -91,6 +91,7 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
     onnx_model.metadata_props.update(interface.facts)
     held = 0
     for value in graph.initializers.values():
+        assert value.const_value is not None
         held += value.const_value.nbytes
         if not value.is_graph_input():
             # A tool that transposes a weight, such as `quantize_dynamic`, would leave a wrong second shape of it here.
