@@ -68,12 +68,12 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
                 f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
-        window = target.backbone.windows[name.stage or 0]
+        window = target.backbone.windows[name.stage]
         tensors = layout.encode(name, parameter, target.backbone.position_grid)
         for key, tensor in zip(layout.write(name), tensors, strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
-                trained = target.backbone.trained_windows[name.stage or 0]
+                trained = target.backbone.trained_windows[name.stage]
                 grid = (1, *offsets(window), 2)
                 exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
             if name.role in ('table', 'logit_scale') and layout.index is not None:

@@ -87,7 +87,7 @@ class Name:
     """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``."""
 
     role: str  # a key of the name tables
-    stage: int | None = None
+    stage: int = 0  # also where there is none
     block: int | None = None
     leaf: str = ''  # '.weight', '.bias', or '' for a single parameter
     part: int = 0  # index of the tensor if a family splits our parameter into several, such as q, k and v
@@ -131,7 +131,7 @@ class Family:
 
     def write(self, name: Name) -> tuple[str, ...]:
         """Return the names of a parameter in this family: one, or one per part."""
-        numbers = {place: scale * (name.stage or 0) + offset for place, (scale, offset) in _STAGES.items()}
+        numbers = {place: scale * name.stage + offset for place, (scale, offset) in _STAGES.items()}
         return tuple(text.format(**numbers, block=name.block) + name.leaf for text in self.templates(name.role))
 
     def read(self, key: str) -> Name | None:
@@ -139,7 +139,7 @@ class Family:
         for pattern, role, part in self._patterns:
             if match := pattern.fullmatch(key):
                 numbers = match.groupdict()
-                leaf, block, stage = numbers.pop('leaf'), numbers.pop('block', None), None
+                leaf, block, stage = numbers.pop('leaf'), numbers.pop('block', None), 0
                 for place, number in numbers.items():  # of the stage, if the role has one
                     stage, rest = divmod(int(number) - _STAGES[place][1], _STAGES[place][0])
                     if rest or stage < 0:
@@ -298,7 +298,7 @@ def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
     """Return the family of the keys with a prefix, among the families that share the block names of ``scheme``."""
     own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     names = [name for name in map(scheme.read, own) if name is not None]
-    last = max((name.stage or 0 for name in names if name.block is not None), default=None)
+    last = max((name.stage for name in names if name.block is not None), default=None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in names)
     version = 2 if all(any(map(mark.search, own)) for mark in _MARKS_OF_V2) else 1
     shared = _SHARING.get((scheme, version, merges_first))

@@ -253,7 +253,7 @@ def _read_window(key: str, values: Mapping[str, Any], family: Family, found: Fou
         window = window_of_coordinates(values[key]) if values[key].ndim == 4 else None
         trained = None if window is None else trained_window(values[key])
         if trained is not None:
-            found.trained_windows[name.stage or 0] = trained
+            found.trained_windows[name.stage] = trained
     if window is not None:
         found.sizes[name.ours] = window
 
@@ -306,8 +306,9 @@ def _choose(candidates: dict[Candidate, set[str]], described: str, prefix: str |
         chosen = [choice for choice in named if choice in chosen] or named
     # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
     # backbone, whole or partly wrapped, has more kinds of parameters.
-    enough = min(3, max((len(candidates[choice]) for choice in chosen), default=0))
-    chosen = [choice for choice in chosen if len(candidates[choice]) >= enough]
+    if chosen:
+        enough = min(3, max(len(candidates[choice]) for choice in chosen))
+        chosen = [choice for choice in chosen if len(candidates[choice]) >= enough]
     if len(chosen) != 1:
         raise CheckpointError(f'{described}: {_why_no_choice(candidates, chosen, prefix, ema)}')
     return chosen[0]

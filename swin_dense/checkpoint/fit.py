@@ -218,14 +218,13 @@ def doubts_about_windows(target: Target) -> list[str]:
 def check_trained_windows(described: str, trained_windows: Mapping[int, Pair], target: Target) -> None:
     """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
     given = [trained_windows.get(stage) for stage in range(target.stages)]
-    own_windows = target.backbone.trained_windows
-    pairs = list(zip(given, own_windows, strict=False))
+    pairs = list(zip(given, target.backbone.trained_windows, strict=False))
+    sides = pretrained_sides([trained or own for trained, own in pairs])
     if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
         # Later stages have smaller windows where their maps are smaller.
         pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
     if any(trained not in (None, own) for trained, own in pairs):
         oblong = {trained for trained in given if trained and trained[0] != trained[1]}
-        sides = pretrained_sides([trained or own for trained, own in zip(given, own_windows, strict=False)])
         advice = f'pretrained_window_size={sides} and any window_size'
         if oblong:
             advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'

@@ -102,17 +102,17 @@ class DType:
         if self.value is not None and order in ('<', '>', '=', '|'):
             self.value = self.value.newbyteorder(order)
 
-    def bytes_of(self, shape: Sequence[int], data: Any) -> bytes:
-        """Return the bytes of an array of this type; raise an UnpicklingError if they have another length."""
-        if isinstance(data, str):  # as Python 2 wrote it
-            data = data.encode('latin1')
-        itemsize = 0 if self.value is None else self.value.itemsize
-        are_bytes = isinstance(data, (bytes, bytearray))
-        if not are_bytes or not _are_sizes(shape) or math.prod(shape) * itemsize != len(data):
-            raise UnpicklingError(f'the data of an array of type {self.value} do not have the length of its shape')
-        if self.value is not None and self.value.kind == 'U':  # Python fails on other characters
-            bytes(data).decode('utf-32-be' if self.value.str[0] == '>' else 'utf-32-le', 'surrogatepass')
-        return bytes(data)
+
+def _bytes_of(dtype: np.dtype[Any], shape: Sequence[int], data: Any) -> bytes:
+    """Return the bytes of an array of a type; raise an UnpicklingError if they have another length."""
+    if isinstance(data, str):  # as Python 2 wrote it
+        data = data.encode('latin1')
+    are_bytes = isinstance(data, (bytes, bytearray))
+    if not are_bytes or not _are_sizes(shape) or math.prod(shape) * dtype.itemsize != len(data):
+        raise UnpicklingError(f'the data of an array of type {dtype} do not have the length of its shape')
+    if dtype.kind == 'U':  # Python fails on other characters
+        bytes(data).decode('utf-32-be' if dtype.str[0] == '>' else 'utf-32-le', 'surrogatepass')
+    return bytes(data)
 
 
 class Array(np.ndarray):
@@ -126,7 +126,7 @@ class Array(np.ndarray):
         if not isinstance(dtype, DType) or self.size:
             raise UnpicklingError('the state of an array is not that of one')
         if dtype.value is not None:
-            content = dtype.bytes_of(shape, data)
+            content = _bytes_of(dtype.value, shape, data)
             super().__setstate__((1, shape, dtype.value, bool(is_fortran), content))  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
@@ -140,19 +140,19 @@ def _reconstruct(*_: Any) -> Array:
 def _scalar(dtype: DType, data: Any = b'') -> Any:
     if dtype.value is None:
         return StandIn('numpy.generic')
-    return np.frombuffer(dtype.bytes_of((1,), data), dtype.value)[0]
+    return np.frombuffer(_bytes_of(dtype.value, (1,), data), dtype.value)[0]
 
 
 def _frombuffer(data: Any, dtype: DType, shape: Sequence[int], order: str, axes: Any = None) -> Any:
     """Return the array of a protocol 5 pickle."""
     if dtype.value is None:
         return Array()
-    flat = np.frombuffer(dtype.bytes_of(shape, data), dtype.value)
+    flat = np.frombuffer(_bytes_of(dtype.value, shape, data), dtype.value)
     array = flat.reshape(shape, order='F' if order == 'F' else 'C')
     return array if axes is None else array.transpose(axes)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Storage:
     """Memory of tensors: its bytes, the type of its elements and their number."""
 

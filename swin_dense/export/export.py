@@ -105,12 +105,15 @@ def export_model(
     replace_adaptive_pools(recorded)
     if checks.boolean('half', half):
         recorded.half()
-    free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
+    free: dict[int, str] = {}
+    if dynamic or batch is None:
+        free[0] = 'batch'
+        batch = 2  # torch.export treats a size of 1 as a constant
+    if dynamic:
+        free.update({2: 'height', 3: 'width'})
     weight = next(backbone.parameters())
-    # torch.export treats a size of 1 as a constant.
-    shape = (2 if free else batch or 1, channels, height, width)
     dtype = torch.float16 if half else torch.float32
-    img = torch.zeros(shape, device=weight.device, dtype=dtype)
+    img = torch.zeros((batch, channels, height, width), device=weight.device, dtype=dtype)
     interface = formats.Interface((img,), (free,))
     comparison = Comparison(
         _shapes_to_check(img.shape, free),

@@ -35,7 +35,7 @@ class ExportError(RuntimeError):
     """The model cannot be traced or converted, or the outputs of the exported file differ from those of the model."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Interface:
     """Inputs, outputs and metadata of a file. Names and metadata are only for ONNX."""
 
@@ -91,7 +91,8 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
     onnx_model.metadata_props.update(interface.facts)
     held = 0
     for value in graph.initializers.values():
-        held += 0 if value.const_value is None else value.const_value.nbytes
+        assert value.const_value is not None
+        held += value.const_value.nbytes
         if not value.is_graph_input():
             # A tool that transposes a weight, such as `quantize_dynamic`, would leave a wrong second shape of it here.
             value.shape = value.type = None
@@ -150,8 +151,8 @@ def outputs_of(result: Any) -> list[Tensor]:
 
 
 def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedProgram:
-    free_sides = [axis for axes in interface.free for axis in axes if axis > 0]  # the first axis is the batch
-    needed = '2.10' if free_sides else '2.9'
+    has_free_sides = any(axes.keys() - {0} for axes in interface.free)  # the first axis is the batch
+    needed = '2.10' if has_free_sides else '2.9'
     if TorchVersion(torch.__version__) < needed:
         raise ImportError(
             '.onnx and .pt2 files for any size need torch 2.10 or later, and files for one size 2.9, got '
@@ -187,7 +188,7 @@ class _Flat(nn.Module):
 def _quiet() -> Iterator[None]:
     """Suppress torch's warnings to developers of exporters. Wrong files are detected by comparing outputs."""
     loggers = [logging.getLogger(name) for name in ('torch.onnx', 'onnxscript')]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in loggers}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
@@ -195,5 +196,5 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter('ignore')
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)

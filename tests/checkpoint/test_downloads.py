@@ -43,7 +43,7 @@ class TestHash:
         path = hashed(write_file(tmp_path / 'swin.pth', source.state_dict()))
         load(backbone, path)
         wrong = path.rename(tmp_path / 'swin-0123abcd.pth')
-        with pytest.raises(CheckpointError, match=f'it begins with {hash_of(wrong)[:8]}'):
+        with pytest.raises(CheckpointError, match=f'it begins with {hash_of(wrong)[:8]}:'):
             load(backbone, wrong)
         names = ['run-20240131', 'swin-tiny', 'swin_12345678', 'a-b1234567-x', f'git-{"0a" * 20}']
         for name in names:
@@ -388,3 +388,6 @@ class TestAddresses:
         folders['model-00002-of-00003.pth'] = 'newer'
         with pytest.raises(CheckpointError, match='changed during the download; load it again'):
             load(backbone, f'hf://me/swin/{index.name}')
+        for incomplete in ('hf://me', 'hf:///swin'):
+            with pytest.raises(CheckpointError, match='must be of the form'):
+                load(backbone, incomplete)

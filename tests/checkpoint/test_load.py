@@ -7,7 +7,7 @@ from swin_dense import SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict
 from swin_dense.utils.choices import FAMILIES
 from tests.checkpoint.helpers import ARCH, FRAMEWORKS, build, build_peer, load, same_outputs
-from tests.conftest import equal_weights
+from tests.conftest import equal_weights, randomize
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,32 @@ def test_load_after_export_is_the_identity(family, options):
         for parameter in source.parameters():
             parameter.zero_()
     assert all(tensor.any() for tensor in exported.values())
+
+
+# What only some libraries store with the attention of a Swin V2: as parameters here, in another form, or not at all.
+COORDINATES, INDEX, JOINED_BIAS = '.relative_coords_table', '.relative_position_index', '.qkv.bias'
+
+
+@pytest.mark.parametrize(
+    ('family', 'stored'),
+    [
+        ('official', [COORDINATES]),
+        ('mmpretrain', [COORDINATES, INDEX]),
+        ('timm', []),
+        ('torchvision', [COORDINATES, INDEX, JOINED_BIAS]),
+        ('transformers', []),
+    ],
+)
+def test_v2_is_exported_as_each_library_stores_it(family, stored):
+    source, backbone = (randomize(SwinV2Backbone(**ARCH), seed) for seed in (1, 2))
+    exported = export_state_dict(source, family)
+    endings = (COORDINATES, INDEX, JOINED_BIAS)
+    assert [ending for ending in endings if any(name.endswith(ending) for name in exported)] == stored
+    report = load(backbone, exported)
+    assert report.family == family
+    assert not report.missing
+    assert not report.unexpected
+    assert equal_weights(backbone, source)
 
 
 def test_export_refuses_unknown_families_and_models():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense.checkpoint.report import listed
 from swin_dense.utils.choices import FAMILIES
 from tests.checkpoint.helpers import ARCH, build, load, official_classifier, prefixed, raises_and_keeps
 from tests.conftest import equal_weights
@@ -198,6 +199,13 @@ class TestCauses:
         with pytest.raises(CheckpointError, match='meta device'):
             load(on_meta, build().state_dict())
 
+    def test_a_merging_layer_without_an_input(self):
+        """Its inputs cannot be put in our order, although its elements are a multiple of four."""
+        state = export_state_dict(build(1), 'timm')
+        key = 'layers.1.downsample.reduction.weight'
+        state[key] = state[key][:, 1:]
+        raises_and_keeps(build(2), state, r'\(16, 31\) in the checkpoint, \(16, 32\) in the model')
+
     def test_an_integer_part_of_a_parameter(self):
         """Concatenated with the other parts, which are floats, it would become a float tensor."""
         state = export_state_dict(build(1), 'transformers')
@@ -215,7 +223,7 @@ def test_partial_loading_keeps_parameters_that_do_not_load():
     kept = backbone.stages[3].blocks[0].norm1.weight.clone()
     state = source.state_dict()
     del state[norm]
-    state[mlp] = torch.zeros(5, 5)
+    state[mlp] = torch.zeros(32, 5)  # not adapted, as that of other image channels is
     state['stages.0.blocks.7.norm1.weight'] = torch.zeros(8)
     report = load(backbone, state, allow_partial=True)
     assert set(report.missing) == {norm, mlp}
@@ -226,6 +234,11 @@ def test_partial_loading_keeps_parameters_that_do_not_load():
     assert all(word in str(report) for word in ('missing', 'wrong shape', 'unexpected'))
     other = build(embed_dims=16, num_heads=(4,) * 4)
     raises_and_keeps(backbone, other.state_dict(), 'none of its parameters fits', allow_partial=True)
+
+
+def test_of_many_names_the_first_four_are_listed():
+    assert listed('abcd') == 'a, b, c, d'
+    assert listed('abcde', '; ') == 'a; b; c; d; ... (5 in all)'
 
 
 def test_the_report_is_logged(capsys, caplog):

@@ -171,6 +171,8 @@ def test_a_few_keys_that_resemble_a_backbone_are_not_one():
     state['adapter.layers.0.blocks.0.norm1.weight'] = state['x.stages.0.blocks.0.norm2.bias'] = torch.zeros(8)
     load(backbone, state)
     assert equal_weights(backbone, source)
+    name = 'stages.0.blocks.0.norm2.bias'
+    assert load(backbone, {name: torch.zeros(8)}, allow_partial=True).loaded == [name]
 
 
 def test_a_prefix_without_a_checkpoint_is_an_error():

@@ -17,8 +17,10 @@ import torch
 
 from swin_dense.checkpoint import unpickler
 from swin_dense.checkpoint.unpickler import ALLOWED, RefusedError, StandIn, read_pickle
+from tests.checkpoint import test_hostile_files as hostile
 from tests.checkpoint.helpers import SAVERS, Runs, save_zipped
 from tests.fuzzing.checkpoints import NAMES, pickle_program
+from tests.fuzzing.programs import pushed, zipped_records
 
 # What a name can stand for.
 KNOWN = [*ALLOWED.values(), unpickler._storage_from_bytes]
@@ -62,7 +64,7 @@ def native(value):
 
 
 @pytest.mark.parametrize('protocol', range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize('dtype', ['<f4', '>f8', 'f2', 'i8', '?', 'U3', 'S4', 'c8'])
+@pytest.mark.parametrize('dtype', ['<f4', '>f8', 'f2', 'i8', '?', 'U3', '>U3', 'S4', 'c8'])
 def test_arrays(tmp_path, protocol, dtype):
     array = np.arange(6).reshape(2, 3).astype(dtype)
     value = {
@@ -209,12 +211,71 @@ def test_a_program_in_torchscript_is_refused(tmp_path):
         read_pickle(tmp_path / 'a.pth')
 
 
-def test_a_call_has_few_arguments():
-    """The same tuple could be given to any number of calls."""
-    call = b'c__main__\nA\n'
-    assert isinstance(loads(b'\x80\x02' + call + b'(' + b'N' * 256 + b'tR.'), StandIn)
-    with pytest.raises(pickle.UnpicklingError, match='too many arguments'):
-        loads(b'\x80\x02' + call + b'(' + b'N' * 257 + b'tR.')
+FOUR, CALL = pushed(4), b'c__main__\nA\n('
+
+
+@pytest.mark.parametrize(
+    ('program', 'message'),
+    [
+        # The same tuple could be given to any number of calls, or be a key again and again.
+        (CALL + b'N' * 257 + b'tR', 'too many arguments'),
+        (b'}(' + b'N' * 257 + b'tNs', 'a dict key of nested tuples'),
+        (b'})\x85Ns', 'a dict key of nested tuples'),
+        (pushed(1) + pushed(2) + b'a', 'it appends to a int'),
+        (pushed(1) + pushed(2) + pushed(3) + b's', 'it sets items of a int'),
+        (hostile.named('_codecs', 'encode') + pushed('a') + pushed('idna') + b'\x86R', "the codec 'idna'"),
+        (hostile.tensor(FOUR, pushed(1), FOUR), 'is larger than its storage of 4'),
+        (hostile.tensor(FOUR, pushed(0), pushed((1 << 16) + 1), pushed(0)), 'is larger than its storage of 4'),
+        (hostile.tensor(FOUR, pushed(3), FOUR, pushed(-1)), 'and its strides do not fit'),
+        (hostile.tensor(pushed(5), pushed(0), FOUR), '16 bytes for 5 numbers of torch.float32'),
+    ],
+)
+def test_what_no_training_program_writes_is_refused(tmp_path, program, message):
+    (tmp_path / 'a.pth').write_bytes(hostile.packed(b'\x80\x02' + program + b'.'))
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        read_pickle(tmp_path / 'a.pth')
+
+
+def test_what_is_just_allowed(tmp_path):
+    assert isinstance(loads(b'\x80\x02' + CALL + b'N' * 256 + b'tR.'), StandIn)
+    assert loads(b'\x80\x02}(' + b'N' * 256 + b'tNs.') == {(None,) * 256: None}
+    expanded = hostile.tensor(FOUR, pushed(0), pushed(1 << 16), pushed(0))
+    (tmp_path / 'a.pth').write_bytes(hostile.packed(b'\x80\x02' + expanded + b'.'))
+    assert torch.equal(read_pickle(tmp_path / 'a.pth'), torch.zeros(1 << 16))
+    assert unpickler._are_sizes([0, 2**63 - 1] * 32)
+    for wrong in ([0] * 65, [-1], [2**63], ['1']):
+        assert not unpickler._are_sizes(wrong)
+
+
+def test_a_file_uses_each_of_its_bytes_four_times():
+    reader = unpickler.Unpickler(io.BytesIO(), 10)
+    reader.claim(40)
+    reader.claim(0)
+    for more in (1, -1):
+        with pytest.raises(pickle.UnpicklingError, match='more data than it has'):
+            reader.claim(more)
+
+
+def test_a_file_of_a_big_endian_machine_is_refused(tmp_path):
+    (tmp_path / 'a.pth').write_bytes(zipped_records({'data.pkl': b'\x80\x02}.', 'byteorder': b'big'}))
+    with pytest.raises(pickle.UnpicklingError, match='on a big-endian machine'):
+        read_pickle(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize(
+    ('keys', 'message'), [(b']', r"lacks the storages \['0'\]"), (b'](X\1\0\0\0' + b'0e', 'ends before')]
+)
+def test_a_legacy_file_without_its_data_is_refused(keys, message):
+    parts = [b'N', b'N', b'N', hostile.tensor(FOUR, pushed(0), FOUR), keys]
+    content = b''.join(b'\x80\x02' + part + b'.' for part in parts)
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        unpickler._read_legacy(io.BytesIO(content), len(content))
+
+
+def test_sets_bytes_and_text_of_python_2():
+    value = {'set': {1, 2}, 'frozen': frozenset('ab'), 'bytes': bytearray(b'ab')}
+    assert loads(pickle.dumps(value, 5)) == value
+    assert unpickler._bytes_of(np.dtype('f2'), (1,), 'é0') == 'é0'.encode('latin1')
 
 
 def test_a_nested_file_contains_no_other():

@@ -347,6 +347,7 @@ def test_errors_of_onnx_libraries_are_export_errors(tmp_path, capfd, model, opse
         ('x.ts', {'size': 0}, ValueError, 'size'),
         ('x.ts', {'batch': 0}, ValueError, 'batch'),
         ('x.ts', {'half': 'yes'}, TypeError, 'half'),
+        ('x.ts', {'opset': 20}, ValueError, 'opset'),
         ('x.ts', {'half': True, 'scale': 255}, ValueError, 'which float16 cannot represent'),
     ],
 )

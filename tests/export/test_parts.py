@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -309,7 +309,10 @@ def test_a_file_of_which_nothing_was_compared_is_removed(tmp_path, monkeypatch):
 
 def test_without_a_comparison_there_are_no_errors(tmp_path):
     path = tmp_path / 'x.ts'
-    assert verify.write_verified(path, written, None) == Exported(path, 5, {})
+    exported = verify.write_verified(path, written, None)
+    assert exported == Exported(path, 5, {})
+    with pytest.raises(FrozenInstanceError):
+        exported.nodes = 6
 
 
 def test_exporters_are_quiet_for_a_while(monkeypatch):
@@ -342,9 +345,9 @@ INTERFACE = formats.Interface(
 )
 
 
-def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
-    batch = torch.export.Dim('batch', min=2, max=4)
-    interface = replace(INTERFACE, ranges={'batch': batch})
+@pytest.mark.parametrize(('lower', 'ranges'), [(1, {}), (2, {'batch': torch.export.Dim('batch', min=2, max=4)})])
+def test_a_program_has_the_ranges_that_it_was_given(tmp_path, lower, ranges):
+    interface = replace(INTERFACE, ranges=ranges)
     nodes = formats.write_pt2(
         Scored().eval(),
         interface,
@@ -354,7 +357,10 @@ def test_a_program_has_the_ranges_that_it_was_given(tmp_path):
     program = torch.export.load(tmp_path / 'x.pt2')
     assert nodes == len(program.graph.nodes)
     (batch,) = program.range_constraints.values()
-    assert (batch.lower, batch.upper) == (2, 4)
+    assert batch.lower == lower
+    assert (batch.upper == 4) is bool(ranges)
+    found, _ = program.module()(torch.rand(lower, 3, 5, 4), torch.tensor(0.5))
+    assert len(found) == lower
 
 
 class Summed(Kept):
@@ -447,6 +453,9 @@ def test_weights_beyond_protobufs_limit_are_refused(onnx_file, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ['x.onnx']
 
 
-def test_a_version_that_onnxscript_cannot_write_is_refused(onnx_file, tmp_path):
+def test_a_version_that_onnxscript_cannot_write_is_refused(onnx_file, tmp_path, caplog, capfd):
+    caplog.set_level(logging.INFO, 'swin_dense.export')
     with pytest.raises(ExportError, match=r'cannot write opset=26 .* omit it for 20'):
         formats.write_onnx(onnx_file[0], INTERFACE, 26, tmp_path / 'x.onnx')
+    assert caplog.messages == ['converting the graph to ONNX ...']
+    assert not capfd.readouterr().out
