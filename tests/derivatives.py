@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 
 def doubles(*shape: int, **options: Any) -> Tensor:
-    """Return random numbers in float64."""
     return torch.randn(*shape, dtype=torch.float64, **options)
 
 

@@ -40,7 +40,6 @@ class Losses(nn.Module):
 
 
 def make(options, dtype):
-    """Build a model with the same weights in every process."""
     return randomize(Losses(options).to(dtype))
 
 
@@ -77,7 +76,6 @@ def train_alone(model, images, *, by_parts):
 
 
 def shard(model):
-    """Apply fully_shard to each block, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
             fsdp.fully_shard(block)
@@ -108,7 +106,6 @@ def shard_by_mmengine(model):
 
 
 def count(model, kind):
-    """Count the modules of a type."""
     return sum(isinstance(module, kind) for module in model.modules())
 
 
@@ -121,7 +118,6 @@ if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # FSDP on a 
 
 
 def main():
-    """Run every case and print a line for each one that passes."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo')
     for name, dtype in RUNS:

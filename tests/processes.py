@@ -54,18 +54,17 @@ def _main(arguments, out, err, cwd):
         sys.exit(main(arguments))
 
 
+def completed(command, status=0, **options):
+    """Run a program, expect an exit status, and return what it did."""
+    command = [*map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == status, f'{" ".join(command)}\n{done.stdout[-5000:]}{done.stderr[-5000:]}'
+    return done
+
+
 def python(*arguments, status=0, cwd=ROOT, **variables):
     """Run Python in a process of its own, expect an exit status, and return what it did."""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == status, done.stdout[-5000:] + done.stderr[-5000:]
-    return done
+    return completed([sys.executable, *arguments], status, cwd=cwd, env={**environment(), **variables})
 
 
 def without(packages, *arguments, **options):

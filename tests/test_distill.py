@@ -15,7 +15,6 @@ STUDENT = {**TINY, 'drop_path_rate': 0.0}
 
 
 def batches():
-    """Yield crops of a photograph, (2, 3, 64, 64), for ever."""
     pixels = torch.from_numpy(photograph(160, 160)).movedim(-1, 0) / 63.75 - 2
     random = np.random.default_rng(0)
     while True:
@@ -27,7 +26,7 @@ def teacher_of(channels):
     return nn.Sequential(nn.Conv2d(3, channels, 16, stride=16), nn.GELU(), nn.Conv2d(channels, channels, 1)).eval()
 
 
-def test_the_loss_by_hand():
+def test_the_loss_by_hand_and_of_a_perfect_prediction():
     target, predicted = torch.randn(2, 2, 6, 3, 5, dtype=torch.float64)
     found = distill.feature_loss(predicted, target)
     target, predicted = (features.movedim(1, -1).numpy() for features in (target, predicted))
@@ -37,10 +36,7 @@ def test_the_loss_by_hand():
     distance = abs(wanted - predicted)
     smooth = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean()
     assert found.item() == pytest.approx(0.9 * (1 - cosine) + 0.1 * smooth, abs=1e-9)
-
-
-def test_a_perfect_prediction_of_another_size_has_no_loss():
-    """The standardised features of equal cells are the same at every size."""
+    # The standardised features of equal cells are the same at every size.
     features = torch.randn(1, 6, 1, 1)
     standardised = (features - features.mean()) / features.std(correction=0)
     assert distill.feature_loss(standardised.expand(1, 6, 2, 2), features.expand(1, 6, 7, 9)) < 1e-4

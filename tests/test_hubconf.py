@@ -44,8 +44,5 @@ def test_a_checkpoint_is_loaded_from_a_path(tmp_path):
     weights = tiny()
     torch.save({'model': weights.state_dict()}, tmp_path / 'swin.pth')
     assert equal_weights(load('swin_t', checkpoint=tmp_path / 'swin.pth', **TINY), weights)
-
-
-def test_an_unknown_option_is_named():
     with pytest.raises(TypeError, match="'windw_size'; did you mean 'window_size'"):
         load('swin_t', windw_size=7)

@@ -4,6 +4,7 @@ import ast
 import importlib
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,7 @@ assert 'mmengine' not in sys.modules
 
 
 def test_public_names_are_listed_found_and_typed():
-    pages = re.findall(
-        r'^::: swin_dense\.(\w+)',
-        (ROOT / 'docs' / 'reference.md').read_text(),
-        re.M,
-    )
+    pages = re.findall(r'^::: swin_dense\.(\w+)', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
     importlib.import_module('swin_dense.analysis')  # packages that were imported are not listed for that
     listed = set(dir(swin_dense)) | {'SwinDense', 'SwinDenseV2'}
     assert listed == {*pages, *swin_dense.__all__, 'integrations', '__version__'}
@@ -106,6 +103,13 @@ BUILD = 'print(type(MODELS.build(dict(type={!r}, embed_dims=16, num_heads=(1, 2,
 )
 def test_swin_dense_is_registered_in_any_order(imports):
     assert run(f'{imports}\n{BUILD.format("SwinDense")}').split()[-1] == 'SwinDense'
+
+
+def test_an_integration_names_the_package_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'timm', None)
+    monkeypatch.delitem(sys.modules, 'swin_dense.integrations.timm', raising=False)
+    with pytest.raises(ImportError, match=r'timm needs timm, .*pip install '):
+        importlib.import_module('swin_dense.integrations.timm')
 
 
 @needs('mmengine')

@@ -63,7 +63,6 @@ def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
 
 
 def trained(options):
-    """Return the outputs and the parameters of a backbone after two training steps."""
     torch.manual_seed(0)
     model = SwinBackbone(**TINY, drop_path_rate=0.3, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

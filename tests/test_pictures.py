@@ -80,17 +80,3 @@ def test_every_picture_is_drawn(pictures, monkeypatch, image, kind):
     )
     pictures.main()
     assert out.read_bytes().startswith(b'\x89PNG')
-
-
-def test_a_mask_without_hidden_pairs_is_white(pictures):
-    figure = pictures.draw_shift_masks(7)
-    assert [ax.images[0].get_clim() for ax in figure.axes] == [(0, 1)] * 4
-
-
-def test_windows_of_several_pieces_have_a_tint(pictures, image):
-    figure = pictures.draw_windows(image, 4, 7)
-    plain, shifted = (ax.images[1].get_array().mask for ax in figure.axes)
-    assert plain.all()
-    whole = np.zeros((14, 21), bool)
-    whole[3:10, 3:17] = True  # one window in the one direction, two in the other
-    assert np.array_equal(shifted, whole)

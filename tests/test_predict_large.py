@@ -86,7 +86,6 @@ def write(path, bands, **options):
 
 
 def mapped(example, model, scene):
-    """Return the map of a scene, opened."""
     example.map_classes(model, str(scene), str(scene.with_name('map.tif')))
     return rasterio.open(scene.with_name('map.tif'))
 
@@ -111,13 +110,15 @@ def test_a_map_has_the_class_of_every_pixel_and_the_place_of_the_scene(example, 
     assert sorted(path.name for path in scene.parent.iterdir()) == ['map.tif', 'scene.tif']
 
 
-def test_a_map_of_more_classes_than_a_byte_holds(example, scene):
+def test_a_map_of_more_classes_than_a_byte_holds_and_a_scene_without_objects(example, scene):
     bands = np.arange(300, dtype=np.uint16).reshape(1, 15, 20)
     write(scene, bands)
     model = Segmentor()
     model.classes = range(300)
     with mapped(example, model, scene) as written:
         assert np.array_equal(written.read(), bands)
+    write(scene, np.zeros((3, HEIGHT, WIDTH), np.uint8))
+    assert detected(example, scene) == []
 
 
 def test_an_object_across_tiles_is_found_once_and_whole(example, scene):
@@ -133,8 +134,3 @@ def test_an_object_across_tiles_is_found_once_and_whole(example, scene):
         expected = np.zeros((HEIGHT, WIDTH), bool)
         expected[top:bottom, left:right] = True
         assert np.array_equal(coco_mask.decode(one['segmentation']), expected)
-
-
-def test_a_scene_without_objects(example, scene):
-    write(scene, np.zeros((3, HEIGHT, WIDTH), np.uint8))
-    assert detected(example, scene) == []

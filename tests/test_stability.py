@@ -28,7 +28,6 @@ def named_in(changelog, name):
 
 
 def public_names():
-    """Return the arguments and defaults of each name on the reference page."""
     names = re.findall(
         r'^::: (\S+)$',
         (ROOT / 'docs' / 'reference.md').read_text(),

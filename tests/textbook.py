@@ -22,7 +22,6 @@ def partition(x, window, shift=(0, 0)):
 
 
 def merge(x, size, window, shift=(0, 0)):
-    """Undo :func:`partition` for a map of the given size."""
     batch, _, _, channels = x.shape
     rows, columns = window_grid(*size, window)
     grid = x.reshape(batch, rows, columns, *window, channels).transpose(2, 3)

@@ -55,20 +55,6 @@ def test_image_sizes_of_the_published_figures():
     assert list(shapes.values()) == [(800, 1280), (512, 2048), (640, 2560)]
 
 
-@pytest.mark.long
-def test_upernet_with_swin_l_costs_less_than_published():
-    """The published 234M parameters are right, but 3230 GFLOPs are not the cost at 640 x 2560.
-
-    See configs/upernet/README.md. For the same model with window 12 at a quarter of that size, 647 GFLOPs are published
-    in https://github.com/facebookresearch/MaskFormer/issues/28.
-    """
-    result = counted(LARGE_640, (640, 2560))
-    assert round(result.parameters[''] / 1e6) == 234
-    assert result.flops[''] < 0.8 * 3230e9
-    with_window_12 = UPERNET.format('large-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k', '512x512')
-    assert counted(with_window_12, (640, 640)).flops[''] / 1e9 == pytest.approx(647, rel=0.03)
-
-
 @pytest.mark.parametrize(
     ('ours', 'theirs', 'shape'),
     [

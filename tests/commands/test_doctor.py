@@ -11,6 +11,7 @@ from swin_dense.commands import doctor
 from swin_dense.commands._main import _explained, main
 from swin_dense.commands.doctor import cure_for, tried, version_line
 from tests.conftest import ROOT
+from tests.processes import completed
 
 
 @pytest.fixture
@@ -93,18 +94,9 @@ def test_a_broken_package_is_named(tmp_path, monkeypatch, source, text):
 def test_an_empty_environment(tmp_path):
     python = tmp_path / 'empty' / 'bin' / 'python'
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'empty'], check=True)
-    environment = {
-        'PATH': '/usr/bin:/bin',
-        'PYTHONPATH': str(ROOT),
-        'HOME': os.environ.get('HOME', '/'),
-    }
-    done = subprocess.run(
-        [python, '-m', 'swin_dense', 'doctor'],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (1, '')
+    environment = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT), 'HOME': os.environ.get('HOME', '/')}
+    done = completed([python, '-m', 'swin_dense', 'doctor'], 1, env=environment)
+    assert done.stderr == ''
     assert 'torch is not installed' in done.stdout
 
 

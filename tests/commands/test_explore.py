@@ -15,7 +15,6 @@ from tests.explore.decoding import facts_of
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a photograph and the weights of a small backbone."""
     folder = tmp_path / 'my photos'
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -55,7 +54,6 @@ def test_a_file_name_that_is_not_utf_8(place):
         ('--out small.pth', '--out must end in .html'),
         ('--out nowhere/page.html', 'there is no folder nowhere'),
         ('--out page.html --max-side 0', '--max-side must be at least 1'),
-        ('--out page.html --max-size 0', '--max-size must be above 0'),
         ('--out page.html --max-size nan', '--max-size must be above 0'),
         ('--out page.html --max-size 0.05', 'the page needs at least'),
         ('--out page.html --checkpoint nowhere.pth', 'nowhere.pth'),

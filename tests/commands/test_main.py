@@ -20,7 +20,6 @@ from tests.processes import python, without
 
 @pytest.fixture
 def command(monkeypatch):
-    """Return a function that runs `swin-dense flops` with another implementation."""
     module = importlib.import_module('swin_dense.commands.flops')
 
     def replace(run):
@@ -96,30 +95,21 @@ assert not {{'torch', 'numpy'}} & sys.modules.keys()
         assert f'{name} --no-such-option ended with 2' in done.stdout
 
 
-def test_exit_status_of_every_outcome(command, capsys):
+def test_exit_status_of_every_outcome(command, capsys, monkeypatch):
     assert command(lambda args: 0) == 0
     assert command(lambda args: 1) == 1
     assert command(raising(KeyboardInterrupt())) == 130
     for error in (ValueError('a b'), TypeError('a b'), FileNotFoundError('a b'), ImportError('a b')):
         assert command(raising(error)) == 2
         assert capsys.readouterr().err == 'swin-dense flops: error: a b\n'
-
-
-def test_too_little_memory_is_reported_in_one_line(command, capsys):
     assert command(lambda args: torch.empty(2**50)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'error: there is not enough memory for these sizes' in line
-
-
-def test_an_environment_variable_shows_the_traceback(command, monkeypatch):
+    with pytest.raises(KeyError):  # a bug
+        command(raising(KeyError('a')))
     monkeypatch.setenv('SWIN_DENSE_TRACEBACK', '1')
     with pytest.raises(ValueError, match='a b'):
         command(raising(ValueError('a b')))
-
-
-def test_a_bug_is_not_reported_as_wrong_usage(command):
-    with pytest.raises(KeyError):
-        command(raising(KeyError('a')))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +166,8 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
     assert done.stderr.count('\n') == 1
 
 
-def test_as_a_program():
+def test_as_a_program_whose_pipe_is_closed():
     assert python('-m', 'swin_dense', '--version').stdout == f'swin-dense {swin_dense.__version__}\n'
-
-
-def test_a_closed_pipe_is_no_error():
     command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --weights | head -c 10'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
     assert (done.returncode, len(done.stdout), done.stderr) == (0, 10, '')

@@ -14,7 +14,7 @@ from swin_dense import runtime
 from swin_dense.commands import doctor
 from tests.commands.files import write_file
 from tests.conftest import ROOT, photograph
-from tests.processes import copy_clone
+from tests.processes import completed, copy_clone
 
 PAGE = (ROOT / 'docs' / 'files.md').read_text()
 
@@ -40,20 +40,11 @@ def environment(tmp_path_factory):
 
 def run(environment, program, *arguments, cwd, status=0):
     clean = {name: value for name, value in os.environ.items() if not name.startswith('PYTHON')}
-    done = subprocess.run(
-        [environment / program, *arguments],
-        cwd=cwd,
-        env=clean,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+    return completed([environment / program, *arguments], status, cwd=cwd, env=clean)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a model and a photograph."""
     write_file(tmp_path / 'model.onnx')
     Image.fromarray(photograph(60, 90)).save(tmp_path / 'photo.jpg')
     return tmp_path

@@ -24,7 +24,6 @@ def maps_of(backbone, img):
 
 
 def close(pyramid, maps, tolerance=1e-5):
-    """Compare two pyramids, or mappings of maps, level by level."""
     assert list(pyramid) == list(maps)
     for stride, level in maps.items():
         assert_near(pyramid[stride], level, tolerance)

@@ -133,27 +133,26 @@ def test_options(backbone, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
+    'options',
     [
-        ({'pool': 'none'}, 'pool must be one of'),
-        ({'levels': [5]}, 'every entry of levels'),
-        ({'batch_size': 0}, 'batch_size must be at least 1'),
-        ({'dtype': 'bfloat16'}, 'dtype must be one of'),
-        ({'device': 'nothing'}, 'device=.* cannot be used'),
-        ({'max_side': 0}, 'max_side must be at least 1'),
+        {'pool': 'none'},
+        {'levels': [5]},
+        {'batch_size': 0},
+        {'dtype': 'bfloat16'},
+        {'device': 'nothing'},
+        {'max_side': 0},
     ],
+    ids=str,
 )
-def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_options_raise_in_the_constructor(checkpoint, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf'{name}( must be|=)'):
         Extractor(checkpoint, **options)
 
 
-def test_a_missing_image_column_is_an_error(checkpoint):
+def test_a_missing_image_column_and_no_rows(checkpoint):
     with pytest.raises(ValueError, match=r"'image', 'path'\] .*got \['img'\]"):
         Extractor(checkpoint, device='cpu')({'img': []})
-
-
-def test_no_rows(checkpoint):
     rows = level_32(checkpoint, {'bytes': []})
     assert rows['level_32'].shape == (0, 128)
     assert len(rows['error']) == 0

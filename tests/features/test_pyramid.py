@@ -81,7 +81,7 @@ def test_maps_are_ordinary_tensors_with_separate_storage(backbone):
     assert torch.equal(second[4], before)
 
 
-def test_gradients_reach_every_parameter_and_the_image(backbone):
+def test_gradients_reach_every_parameter_and_the_image_if_asked_for(backbone):
     image = torch.rand(3, 61, 45, requires_grad=True)
     pyramid = extract_pyramid(backbone, image, gradients=True)
     inputs = [image, *backbone.parameters()]
@@ -89,17 +89,14 @@ def test_gradients_reach_every_parameter_and_the_image(backbone):
     outs = backbone(((image - MEAN) / STD)[None])
     expected = torch.autograd.grad(loss_of(outs), inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def loss_of(maps):
-    return sum(level.square().mean() for level in maps)
-
-
-def test_without_gradients_an_image_that_requires_them_is_like_any_other(backbone):
     grey = torch.rand(1, 61, 45)
     for options in {}, {'max_side': 30}:
         pyramid = extract_pyramid(backbone, grey.clone().requires_grad_(), **options)
         close(pyramid, extract_pyramid(backbone, grey, **options))
+
+
+def loss_of(maps):
+    return sum(level.square().mean() for level in maps)
 
 
 def test_dtype_and_autocast(backbone):
@@ -115,7 +112,7 @@ def test_dtype_and_autocast(backbone):
     assert double[4].dtype == torch.float64
 
 
-def test_wrapped_for_data_parallelism(backbone, tmp_path):
+def test_wrapped_for_data_parallelism_and_compiled(backbone, tmp_path):
     expected = alone(backbone, PHOTOGRAPH)
     close(extract_pyramid(torch.nn.DataParallel(backbone), PHOTOGRAPH), expected)
     torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/meeting', rank=0, world_size=1)
@@ -128,6 +125,10 @@ def test_wrapped_for_data_parallelism(backbone, tmp_path):
     close(tiled, expected)
     with pytest.raises(TypeError, match=r'backbone must be .*, got Linear'):
         extract_pyramid(torch.nn.Linear(1, 1), PHOTOGRAPH)
+    backbone = randomize(SwinBackbone(embed_dims=16, depths=(2,), num_heads=(2,))).eval()
+    compiled = torch.compile(backbone, backend='eager')
+    for image, pyramid in zip(PARTS, extract_pyramid(compiled, PARTS), strict=True):
+        close(pyramid, alone(backbone, image))
 
 
 @pytest.mark.parametrize(
@@ -185,8 +186,7 @@ def test_training_mode_is_disabled_and_restored():
     assert training_modes() == modes
 
 
-def test_threads():
-    backbone = tiny(drop_path_rate=0.9)
+def test_threads(backbone):
     images = [PHOTOGRAPH[i : i + 30 + i, i : i + 45] for i in range(12)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda image: extract_pyramid(backbone, image), images))
@@ -194,24 +194,13 @@ def test_threads():
         close(pyramid, alone(backbone, image))
 
 
-def test_compiled():
-    backbone = randomize(SwinBackbone(embed_dims=16, depths=(2,), num_heads=(2,))).eval()
-    compiled = torch.compile(backbone, backend='eager')
-    for image, pyramid in zip(PARTS, extract_pyramid(compiled, PARTS), strict=True):
-        close(pyramid, alone(backbone, image))
-
-
-def test_a_pyramid_names_its_strides(backbone):
+def test_strides_are_named_and_distinct(backbone):
     pyramid = extract_pyramid(backbone, PHOTOGRAPH)
     with pytest.raises(KeyError, match='the strides are'):
         pyramid[5]
     assert '4: (16, 25, 33)' in repr(pyramid)
-
-
-def test_maps_of_equal_stride_are_refused():
-    backbone = SwinBackbone(**TINY, strides=(4, 2, 2, 1))
     with pytest.raises(ValueError, match='2 of the maps have stride 16'):
-        extract_pyramid(backbone, PHOTOGRAPH)
+        extract_pyramid(SwinBackbone(**TINY, strides=(4, 2, 2, 1)), PHOTOGRAPH)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +212,6 @@ def test_maps_of_equal_stride_are_refused():
         ({'batch_size': 0}, 'batch_size must be at least 1'),
         ({'levels': [5]}, 'levels must be one of .*, got 5'),
         ({'dtype': torch.int8}, "dtype must be one of .*'bfloat16'"),
-        ({'dtype': 'half'}, "dtype must be one of .*'bfloat16'"),
         ({'dtype': 16}, "dtype must be one of .*'bfloat16'"),
         ({'autocast': 'float32'}, "autocast must be one of .*'bfloat16'"),
         ({'device': 'cuda:4096'}, 'device=.* cannot be used'),
@@ -240,10 +228,7 @@ def test_device(backbone):
     meta = extract_pyramid(SwinBackbone(**TINY, attn_backend='reference'), PHOTOGRAPH, device='meta')
     assert meta[32].shape == (128, 4, 5)
     assert meta[32].is_meta
-
-
-@pytest.mark.parametrize('device', [0.5, torch.float64])
-def test_an_invalid_device_does_not_change_the_dtype_of_the_backbone(backbone, device):
-    with pytest.raises(TypeError):
-        extract_pyramid(backbone, PHOTOGRAPH, device=device)
-    assert next(backbone.parameters()).dtype == torch.float32
+    for device in (0.5, torch.float64):
+        with pytest.raises(TypeError):
+            extract_pyramid(backbone, PHOTOGRAPH, device=device)
+        assert next(backbone.parameters()).dtype == torch.float32

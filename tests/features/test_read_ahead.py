@@ -1,8 +1,6 @@
 """Reading ahead yields all images in order within a memory limit, and batches hold images of equal size."""
 
-import multiprocessing
 import threading
-from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.bench_host import held_mib
 from swin_dense.features import runner
 from swin_dense.features.extraction import Extraction
 from swin_dense.features.runner import Item, Runner, batches, read_ahead
@@ -21,16 +18,7 @@ from tests.conftest import photograph, tiny
 @pytest.fixture
 def paths(tmp_path):
     """Create seven images of three sizes, a broken file, and the path of a missing one."""
-    heights = {
-        'a': 8,
-        'b': 12,
-        'c': 8,
-        'e': 8,
-        'f': 12,
-        'g': 5,
-        'h': 8,
-    }
-    for name, height in heights.items():
+    for name, height in zip('abcefgh', (8, 12, 8, 8, 12, 5, 8), strict=True):
         Image.fromarray(photograph(height, 9)).save(tmp_path / f'{name}.png')
     (tmp_path / 'broken.png').write_text('no image')
     names = ['a', 'b', 'c', 'broken', 'missing', 'e', 'f', 'g', 'h']
@@ -61,16 +49,8 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
     limit = runner._AHEAD_BYTES
-    tenths = {
-        'a': 5,
-        'b': 3,
-        'c': 3,
-        'd': 30,
-        'e': 4,
-        'f': 4,
-        'g': 2,
-    }
-    costs = {name: limit * share // 10 for name, share in tenths.items()}
+    tenths = zip('abcdefg', (5, 3, 3, 30, 4, 4, 2), strict=True)
+    costs = {name: limit * share // 10 for name, share in tenths}
     monkeypatch.setattr(runner, 'decoded_bytes', costs.get)
     begun = {name: threading.Event() for name in costs}
 
@@ -89,47 +69,13 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
         assert sum(costs[name] for name in group) <= limit or len(group) == 1
 
 
-def peak_of_photographs(path, limit):
-    """Return by how many MiB the peak memory grows when eight threads read 16 images of 36 MB each.
-
-    One image is decoded at a time, because a decoder holds further copies, and how many decode at the same time depends
-    on the load of the machine.
-    """
-    runner._AHEAD_BYTES = limit
-    before = held_mib('VmHWM')
-    decoding = threading.Lock()
-
-    def read_alone(item):
-        with decoding:
-            return read(item)
-
-    samples = read_ahead(items_of([path] * 16), read_alone, workers=8)
-    for _ in samples:  # simulate a slow caller: let the threads read as far ahead as they can
-        wait(samples.gi_frame.f_locals['images'])
-    return held_mib('VmHWM') - before
-
-
-@pytest.mark.slow
-def test_peak_memory_follows_the_limit(tmp_path):
-    path = str(tmp_path / 'photo.jpg')
-    Image.new('RGB', (4000, 3000)).save(path)
-    fresh = multiprocessing.get_context('spawn')  # a fork would inherit what the tests before did to the allocator
-    peaks = []
-    for limit in (1 << 28, 1 << 40):
-        with fresh.Pool(1) as pool:
-            peaks.append(pool.apply(peak_of_photographs, (path, limit)))
-    assert peaks[0] < 256 < 400 < peaks[1]
-
-
-def test_closing_the_generator_ends_its_threads(paths):
+def test_closing_the_generator_and_an_error_of_the_item_iterator(paths):
     before = set(threading.enumerate())
     reader = read_ahead(items_of(paths), read, workers=2)
     next(reader)
     reader.close()
     assert not set(threading.enumerate()) - before
 
-
-def test_an_error_of_the_item_iterator_reaches_the_caller(paths):
     def items():
         yield from items_of(paths[:1])
         raise RuntimeError('a defect')
@@ -156,14 +102,12 @@ def test_every_image_is_in_one_batch_with_images_of_equal_size(sizes, batch_size
     assert sorted(seen) == list(range(len(sizes)))
 
 
-def test_an_image_alone_in_its_batch_is_not_copied():
+def test_an_image_alone_in_its_batch_is_not_copied_and_one_of_unique_size_does_not_wait_for_ever(monkeypatch):
     image = torch.zeros(3, 4, 5)
     ((_, batch),) = batches([(0, image)], 8)
     assert batch.shape == (1, 3, 4, 5)
     assert batch.data_ptr() == image.data_ptr()
 
-
-def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
     def of_rising_width(channels, height):
         for width in range(1, 100):
             yield width, torch.zeros(channels, height, width, dtype=torch.uint8)

@@ -49,6 +49,11 @@ _NAMES = names_of("""
     torch._tensor:_rebuild_from_type_v2 torch.storage:UntypedStorage torch:BoolStorage collections:OrderedDict
     collections:Counter _codecs:encode builtins:bytes builtins:getattr builtins:bytearray
     mmengine.logging.history_buffer:HistoryBuffer
+    os:system posix:system builtins:eval __builtin__:eval builtins:__import__ io:open importlib:import_module
+    pickle:loads copyreg:_reconstructor copyreg:__newobj__ functools:partial operator:attrgetter types:CodeType
+    ctypes:CDLL torch:load torch:jit.load torch.nn:Linear torch.storage:UntypedStorage.from_file numpy:memmap
+    numpy:ndarray.tofile numpy.core.multiarray:fromfile numpy.f2py.crackfortran:getlincoef
+    collections:OrderedDict.update swin_dense.checkpoint.unpickler:load collections:OrderedDict.__init__.__globals__
 """)
 _ODD = (
     *(bytes([code]) for code in b'bRN}]Qsa02\x81\x85\x88\x89'),
@@ -98,7 +103,6 @@ def steps(program: bytes) -> list[bytes]:
 
 
 def mutant(seed: int) -> bytes:
-    """Return the file of a number."""
     chance = random.Random(seed)
     container, program = chance.choice(originals())
     parts = steps(program)
@@ -138,7 +142,6 @@ def _change(parts: list[bytes], chance: random.Random) -> None:
 
 
 def touch(values: Any) -> None:
-    """Read all memory that the values refer to."""
     for value in flatten({'all': values}).values():
         if isinstance(value, torch.Tensor):
             str(value.flatten()[:3].tolist())

@@ -23,7 +23,6 @@ def names_of(text: str) -> list[tuple[str, str]]:
 
 
 def saved(content: Any, **options: Any) -> bytes:
-    """Return the file that torch.save writes."""
     stream = io.BytesIO()
     torch.save(content, stream, **options)
     return stream.getvalue()

@@ -15,7 +15,6 @@ tifffile, cv2 = IfInstalled('tifffile'), IfInstalled('cv2')
 
 
 def counts(*shape, most=9000, dtype=np.uint16):
-    """Return an array of random integers."""
     return np.random.default_rng(0).integers(0, most, shape, dtype)
 
 
@@ -25,14 +24,12 @@ def counted(pages):
 
 
 def encode(image, file_format, **options):
-    """Return the content of a file that Pillow writes of an image or an array."""
     file = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
     return file.getvalue()
 
 
 def encode_tiff(pixels, **options):
-    """Return the content of a file that tifffile writes."""
     file = io.BytesIO()
     tifffile.imwrite(file, pixels, **options)
     return file.getvalue()

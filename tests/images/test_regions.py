@@ -63,17 +63,24 @@ def test_a_tiff_of_unknown_colours_is_read_as_a_whole(tmp_path):
 def refuses(source, match, error=ImageError):
     with pytest.raises(error, match=match), open_large_image(source):
         pass
+    with pytest.raises(error, match=match):
+        read_image(source)
 
 
-def test_invalid_sources_are_refused(tmp_path):
+def test_sources_that_cannot_be_read_are_refused_whole_and_by_regions(tmp_path, monkeypatch):
     refuses(tmp_path / 'missing.tif', 'missing', FileNotFoundError)
+    refuses('s3://bucket/a.jpg', r'a.jpg. does not exist; .* open the address first', FileNotFoundError)
     contents = {'text.png': b'text', 'empty.png': b'', 'cut.tif': b'II*\0cut'}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         refuses(tmp_path / name, name)
-    refuses(tmp_path, 'is a folder')
+    refuses(tmp_path, 'is a folder: ')
     refuses(np.zeros(5), r'\(H, W\)')
     refuses(3, 'a path, bytes', TypeError)
+    path = save_png(tmp_path)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with pytest.raises(ImageError, match='convert it to TIFF or zarr'), open_large_image(path):
+        pass
 
 
 def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch):
@@ -105,9 +112,3 @@ def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, ca
     with open_large_image(path) as image:
         assert image.size == RGB.shape[:2]
     assert 'compressed as JPEG, which can be read by regions only with the package imagecodecs' in caplog.text
-
-
-def test_images_beyond_pils_limit_are_refused(tmp_path, monkeypatch):
-    path = save_png(tmp_path)
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
-    refuses(path, 'convert it to TIFF or zarr')

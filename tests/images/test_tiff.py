@@ -106,8 +106,6 @@ def assert_region(image, box, expected):
 
 @pytest.fixture
 def save(tmp_path):
-    """Return a function that writes pixels into a file, and its path."""
-
     def write(pixels, **options):
         (tmp_path / 'x.tif').write_bytes(encode(pixels, **options))
         return tmp_path / 'x.tif'
@@ -213,10 +211,15 @@ def test_other_values_and_volumes_are_refused(save, pixels, options, message):
     refuses(save(pixels, **options), message)
 
 
-def test_signed_integers_need_a_scale(save):
+def test_signed_integers_need_a_scale_and_a_stack_in_one_page_is_refused(save):
     """Their regions can be read, as they are stored."""
     with pytest.raises(ImageError, match=r'x\.tif.*got int16; give scale='):
         read_image(save(GREY.astype('int16'), **GREYSCALE))
+    # tifffile and ImageJ describe the shape of such a stack in the metadata.
+    path = save(STACK, **GREYSCALE, metadata={'axes': 'TYX'}, truncate=True)
+    for page in (None, 0):
+        with pytest.raises(ImageError, match=r'axes TYX .*pass its slices as arrays'):
+            read_image(path, page=page)
 
 
 STACK = np.stack(
@@ -250,14 +253,6 @@ def test_a_stack_needs_a_page(form, save):
         )
         with open_large_image(path, page=page) as image:
             assert np.array_equal(image.read(0, 0, 70, 90), expected)
-
-
-def test_a_stack_in_one_page_is_refused(save):
-    """tifffile and ImageJ describe the shape of such a stack in the metadata."""
-    path = save(STACK, **GREYSCALE, metadata={'axes': 'TYX'}, truncate=True)
-    for page in (None, 0):
-        with pytest.raises(ImageError, match=r'axes TYX .*pass its slices as arrays'):
-            read_image(path, page=page)
 
 
 def test_smaller_versions_of_an_image_need_no_page(tmp_path):

@@ -12,11 +12,9 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from swin_dense.commands._main import main
-from swin_dense.features.tiling import exact_overlap
 from swin_dense.images.pixels import ImageError
 from swin_dense.mm import LoadBands
 from tests.conftest import randomize
-from tests.examples import load_example
 from tests.images.mutations import counts
 from tests.mm.demo import demo_config
 
@@ -57,7 +55,7 @@ def with_bands(framework, data):
     return cfg
 
 
-def test_bands_are_read_as_stored(tmp_path):
+def test_bands_are_read_as_stored_also_one_that_gdal_declares_as_opacity(tmp_path):
     values = counts(20, 30, 5)
     load = LoadBands(scale=SCALE, bands=BANDS, clamp=True)
     expected = np.clip(values[:, :, BANDS] / SCALE, 0, 1)
@@ -67,9 +65,6 @@ def test_bands_are_read_as_stored(tmp_path):
         assert results['img'].dtype == np.float32
         assert results['img_shape'] == results['ori_shape'] == (20, 30)
         assert results['img_id'] == 3
-
-
-def test_a_fourth_band_that_gdal_declares_as_opacity_is_read_or_named(tmp_path):
     values = counts(20, 30, 4, most=255, dtype=np.uint8)
     given = {'img_path': write_tiff(tmp_path / 'rgbn.tif', values, photometric='rgb', extrasamples=['unassalpha'])}
     of_four_bands = [
@@ -136,14 +131,8 @@ def segmentor(tmp_path):
     cfg.dump(tmp_path / 'config.py')
     blocks = counts(36, 32, 5, most=8000)
     values = blocks.repeat(9, 0).repeat(9, 1)[:320, :280]  # multiples of the stride: mmseg resizes maps to the image
-    write_tiff(tmp_path / 'scene.tif', values, tile=(64, 64), extratags=GEO)
+    write_tiff(tmp_path / 'scene.tif', values)
     return tmp_path, model.eval(), values
-
-
-GEO = [
-    (33550, 'd', 3, (10.0, 10.0, 0.0), True),
-    (33922, 'd', 6, (0.0, 0.0, 0.0, 6e5, 5e6, 0.0), True),
-]
 
 
 def test_a_segmentor_of_bands(segmentor):
@@ -157,19 +146,6 @@ def test_a_segmentor_of_bands(segmentor):
     assert (np.array(Image.open(out / 'scene.labels.png')) == expected).mean() > 0.9999
     for one in json.loads((out / 'scene.json').read_text())['segments']:
         assert one['share'] == pytest.approx((expected == one['label']).mean(), abs=1e-4)
-
-
-def test_the_example_predicts_in_tiles_what_the_whole_image_gives(segmentor, monkeypatch):
-    rasterio = pytest.importorskip('rasterio')
-    folder, model, values = segmentor
-    example = load_example('predict_large')
-    monkeypatch.setattr(example, 'TILE', 56)
-    monkeypatch.setattr(example, 'OVERLAP', exact_overlap(model.backbone, [8])[0])
-    predictor = example.load([str(folder / 'config.py'), str(folder / 'weights.pth')])
-    example.map_classes(predictor, str(folder / 'scene.tif'), str(folder / 'map.tif'))
-    with rasterio.open(folder / 'map.tif') as written, rasterio.open(folder / 'scene.tif') as scene:
-        assert (written.read(1) == classes(model, values)).mean() > 0.9999
-        assert written.transform == scene.transform
 
 
 @torch.no_grad()

@@ -187,27 +187,16 @@ def test_a_swin_v2_of_mmpretrain(options, window, clamps, grid):
 
 
 def test_windows_per_stage_of_mmpretrain_equal_clamping():
+    windows = {'window_size': [16, 16, 16, 8], 'pretrained_window_sizes': [12, 12, 12, 6]}
     with torch.device('meta'):
-        backbone = SwinDenseV2(
-            img_size=256,
-            window_size=[16, 16, 16, 8],
-            pretrained_window_sizes=[12, 12, 12, 6],
-        )
+        backbone = SwinDenseV2(img_size=256, **windows)
     assert backbone.pretrained_window_size == (12, 12, 12, 6)
     last = backbone.stages[3].blocks[1].attn
     assert last.windows_on(8, 8) == ((8, 8), (0, 0))
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'img_size': 256, 'window_size': [16, 16, 8]}, r'one of them for each of the 4 stages, got 3: \[16, 16, 8\]'),
-        ({'pretrained_window_sizes': [8] * 4, 'pretrained_window_size': 8}, 'give one'),
-    ],
-)
-def test_windows_of_mmpretrain_that_no_option_means(options, message):
-    with torch.device('meta'), pytest.raises(ValueError, match=message):
-        SwinDenseV2(**options)
+    with pytest.raises(ValueError, match=r'one of them for each of the 4 stages, got 3: \[16, 16, 8\]'):
+        SwinDenseV2(img_size=256, window_size=[16, 16, 8])
+    with pytest.raises(ValueError, match='give one'):
+        SwinDenseV2(pretrained_window_sizes=[8] * 4, pretrained_window_size=8)
 
 
 @torch.no_grad()
@@ -264,11 +253,13 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
     assert "embed_dim'" not in message
 
 
-def test_one_option_under_two_names_is_refused():
+def test_contradictory_options_are_refused_by_the_name_that_was_given():
     with pytest.raises(ValueError, match=r'embed_dim and embed_dims .*; give one'):
         SwinDense(**TINY, embed_dim=16)
     with pytest.raises(ValueError, match=r'in_channels are the same .*; give one'):
         SwinDense(**TINY, in_chans=3, num_channels=4)
+    with pytest.raises(TypeError, match=r"'stage_cfgs': .* is not supported; only one window for all blocks of a"):
+        SwinDense(arch=TINY, img_size=96, stage_cfgs=[{'window_size': 12}, {}, {}, {}])
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
@@ -301,14 +292,3 @@ import mmdet.registry
 assert mmdet.registry.MODELS.get('mmdet.SwinDense') is swin_dense.SwinDense
 """
     python('-W', 'ignore', '-c', code)
-
-
-def test_stages_without_a_window_of_their_own_are_refused_by_the_name_that_was_given():
-    with pytest.raises(
-        TypeError, match=r"'stage_cfgs': .* is not supported; only one window for all blocks of a stage"
-    ):
-        SwinDense(
-            arch=TINY,
-            img_size=96,
-            stage_cfgs=[{'window_size': 12}, {}, {}, {}],
-        )

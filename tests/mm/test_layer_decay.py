@@ -81,14 +81,11 @@ def test_rates_equal_the_table(kind, decay_type):
         assert found[name][1] == (0 if is_exempt else 0.05), name
 
 
-def test_custom_keys_of_mmengine_also_apply():
+def test_custom_keys_of_mmengine_also_apply_and_frozen_parameters_are_left_out():
     custom_keys = {'head': {'lr_mult': 10, 'decay_mult': 2}}
     found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys=custom_keys)
     assert found['head.weight'] == (10, 0.1)
     assert found['backbone.patch_embed.projection.weight'] == (0.5**13, 0.05)
-
-
-def test_frozen_parameters_are_left_out():
     found = settings_of(Model(frozen_stages=1), decay_rate=0.5)
     assert not any(name.startswith(('backbone.patch_embed', 'backbone.stages.0.blocks')) for name in found)
 
@@ -108,14 +105,15 @@ def test_wrong_settings_say_what_is_allowed(paramwise, error, words):
         settings_of(Model(), **paramwise)
 
 
-def test_the_optimizer_needs_a_rate():
+def test_wrong_optimizers_and_models_are_refused():
     with pytest.raises(TypeError, match='optimizer needs lr'):
         optimizer_of(Model(), {}, {'decay_rate': 0.5})
-
-
-def test_a_model_without_a_swin_is_refused():
     with pytest.raises(ValueError, match='no Swin of swin_dense in Linear'):
         settings_of(nn.Linear(2, 2), decay_rate=0.5)
+    model = Model()
+    model.backbone.stages[1].adapter = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"adapter\.weight'.*inside a block"):
+        settings_of(model, decay_rate=0.5)
 
 
 def test_a_wrapped_stage_has_the_rates_of_its_layers():
@@ -134,10 +132,3 @@ def test_a_wrapped_stage_has_the_rates_of_its_layers():
     for wrapped in (model, torch.compile(model, backend='eager')):
         depths = [model.backbone.get_layer_depth(name, 'backbone.') for name, _ in wrapped.named_parameters()]
         assert depths == expected
-
-
-def test_an_unknown_parameter_of_a_stage_is_refused():
-    model = Model()
-    model.backbone.stages[1].adapter = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"adapter\.weight'.*inside a block"):
-        settings_of(model, decay_rate=0.5)

@@ -1,6 +1,4 @@
-"""Load checkpoints of mmdet and mmseg models, whole and in parts."""
-
-import copy
+"""Load checkpoints of models of mmdet and mmseg."""
 
 import mmdet.models.backbones  # noqa: F401  registers them
 import pytest
@@ -9,7 +7,6 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
 
-from swin_dense import CheckpointError
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.conftest import equal_weights, randomize
 from tests.mm.demo import with_tiny_swin
@@ -21,10 +18,6 @@ def tiny(name, kind, seed, **options):
     init_default_scope(config.default_scope)
     with_tiny_swin(config.model, type=kind, **options)
     return randomize(MODELS.build(config.model), seed)
-
-
-def detector(seed, **options):
-    return tiny('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'SwinDense', seed, **options).eval()
 
 
 @pytest.mark.parametrize(
@@ -49,23 +42,3 @@ def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_
     torch.save(checkpoint, tmp_path / 'published.pth')
     load_by_mmengine(ours, str(tmp_path / 'published.pth'))
     assert equal_weights(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    'part',
-    [
-        lambda name: not name.startswith('backbone'),
-        lambda name: 'stages.3' not in name,
-        lambda name: 'qkv.weight' not in name,
-    ],
-    ids=['heads alone', 'a stage missing', 'a layer missing'],
-)
-def test_allow_partial_in_the_config_accepts_parts(tmp_path, part):
-    state = {name: x for name, x in detector(1).state_dict().items() if part(name)}
-    torch.save({'state_dict': state}, tmp_path / 'part.pth')
-    with pytest.raises(CheckpointError, match='allow_partial=True as an option'):
-        load_by_mmengine(detector(2), str(tmp_path / 'part.pth'))
-    model = detector(2, allow_partial=True)
-    before = copy.deepcopy(model.state_dict())
-    load_by_mmengine(model, str(tmp_path / 'part.pth'))
-    assert equal_weights(model, {**before, **state})

@@ -38,7 +38,6 @@ def gradients_in_our_names(theirs, ours):
 
 
 def assert_equal(theirs, ours, img):
-    """Compare the outputs and the gradients of all parameters."""
     expected, outs = theirs(img), ours(img)
     weights = [torch.randn_like(out) for out in outs]
     for out, exact in zip(outs, expected, strict=True):

@@ -56,9 +56,6 @@ def test_options_reach_the_backbone_and_wrong_ones_are_refused():
     assert MODELS.build({'type': 'SwinDense', 'arch': 's', 'out_indices': [0]}).out_channels == (96,)
     with pytest.raises(TypeError, match='embed_dims'):
         MODELS.build({'type': 'SwinDense', 'embed_dimms': 16})
-
-
-def test_pretrained_is_converted_to_init_cfg():
     assert SwinDense(pretrained='a.pth').init_cfg == {'type': 'Pretrained', 'checkpoint': 'a.pth'}
     with pytest.raises(ValueError, match='only init_cfg'):
         SwinDense(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
@@ -66,18 +63,13 @@ def test_pretrained_is_converted_to_init_cfg():
         SwinDense(pretrained=3)
 
 
-@pytest.mark.parametrize(
-    'init_cfg',
-    [
-        'a.pth',
-        {'checkpoint': 'a.pth'},
-        [{'type': 'Pretrained'}],
-        [{'type': 'Normal'}, 'a'],
-    ],
-)
-def test_an_invalid_init_cfg_is_refused(init_cfg):
-    with pytest.raises(TypeError, match=r"got .*type='Pretrained', checkpoint"):
-        SwinDense(**TINY, init_cfg=init_cfg)
+def test_an_invalid_init_cfg_is_refused():
+    for init_cfg in ('a.pth', {'checkpoint': 'a.pth'}, [{'type': 'Pretrained'}], [{'type': 'Normal'}, 'a']):
+        with pytest.raises(TypeError, match=r"got .*type='Pretrained', checkpoint"):
+            SwinDense(**TINY, init_cfg=init_cfg)
+    for key, said in (('alow_partial', "mean 'allow_partial'.*keys are"), ('strict', 'keys are')):
+        with pytest.raises(TypeError, match=f"no key '{key}'.*{said}"):
+            SwinDense(**TINY, init_cfg=pretrained('a.pth', **{key: True}))
 
 
 def test_other_initialisers_of_mmengine_work():
@@ -160,18 +152,6 @@ def test_init_cfg_accepts_loading_options(tmp_path):
         SwinDense(**TINY, allow_partial=1)
 
 
-@pytest.mark.parametrize(
-    ('key', 'message'),
-    [
-        ('alow_partial', "no key 'alow_partial'.*mean 'allow_partial'.*keys are"),
-        ('strict', "no key 'strict'.*keys are"),
-    ],
-)
-def test_an_unknown_key_of_init_cfg_is_refused(key, message):
-    with pytest.raises(TypeError, match=message):
-        SwinDense(**TINY, init_cfg=pretrained('a.pth', **{key: True}))
-
-
 class Doubled(nn.Module):
     """A module that serves as a norm over the last axis and as an activation, as users might register them."""
 
@@ -185,7 +165,6 @@ class Doubled(nn.Module):
 
 @pytest.fixture(params=['mmengine', 'mmdet'])
 def registered(request):
-    """The name of a module that is registered in mmengine or in mmdet."""
     registry = {'mmengine': MODELS, 'mmdet': mmdet.registry.MODELS}[request.param]
     registry.register_module(name='Registered', module=Doubled)
     yield 'Registered'
@@ -217,16 +196,9 @@ def test_registered_activations_and_norms_work_as_in_mmdet(registered):
     )
 
 
-def test_a_class_serves_as_a_norm_and_as_an_activation():
-    backbone = SwinDense(
-        **TINY,
-        act_cfg={'type': Doubled},
-        norm_cfg={'type': Doubled},
-    )
+def test_a_class_serves_as_a_norm_and_as_an_activation_and_an_unknown_name_as_neither():
+    backbone = SwinDense(**TINY, act_cfg={'type': Doubled}, norm_cfg={'type': Doubled})
     block = backbone.stages[0].blocks[0]
     assert type(block.norm1) is type(block.ffn.layers[0][1]) is Doubled
-
-
-def test_an_unregistered_activation_is_refused():
     with pytest.raises(ValueError, match='act_cfg'):
         SwinDense(**TINY, act_cfg={'type': 'Unheard'})

@@ -30,7 +30,6 @@ def use(operators: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Make ``mmcv.ops`` use the plain operators."""
     use(PLAIN, monkeypatch)
 
 

@@ -120,7 +120,6 @@ def batch_for(model):
 
 
 def train_once(model):
-    """Return the losses and the gradients of all parameters."""
     model.train().zero_grad()
     batch = model.data_preprocessor(batch_for(model), training=True)
     if torch.get_default_dtype() == torch.float64:
@@ -133,7 +132,6 @@ def train_once(model):
 
 
 def predict(model):
-    """Return the predicted tensors of each image."""
     batch = batch_for(model)
     with torch.no_grad():  # guided anchoring predicts single images
         samples = [

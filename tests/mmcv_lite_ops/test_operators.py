@@ -182,14 +182,6 @@ def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain, method, facto
     assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
 
 
-def test_nms_match_groups_boxes_like_compiled_mmcv(both):
-    for _ in range(5):
-        scores = torch.randint(20, (200, 1)) / 20
-        boxes = torch.cat([random_boxes(200, rounded=True), scores], 1)
-        compiled, plain = both(functools.partial(ops.nms_match, boxes, 0.3))
-        assert [group.tolist() for group in compiled] == [group.tolist() for group in plain]
-
-
 def test_nms_match_puts_each_box_into_one_group(plain):
     boxes, scores = random_boxes(80), torch.rand(80)
     found = ops.nms_match(torch.cat([boxes, scores[:, None]], 1), 0.3)
@@ -254,29 +246,6 @@ def test_roi_align_equals_its_definition(plain, ratio, aligned, bins):
     found = with_gradients(roi_align(*options), input)
     expected = with_gradients(lambda input: roi_align_by_loops(input, *options), input)
     assert_near(found, expected)
-
-
-@of_roi_align
-def test_roi_align_equals_compiled_mmcv(both, ratio, aligned, bins):
-    input = doubles(2, 5, 19, 30)
-    rois = random_rois(300, images=2, side=80).double()
-    assert_like_compiled(both, roi_align(rois, bins, 0.25, ratio, aligned), input)
-
-
-def test_roi_align_in_float32_equals_compiled_mmcv(both):
-    input = torch.randn(2, 64, 50, 84)
-    rois = random_rois(200, images=2, side=400)
-    assert_like_compiled(both, roi_align(rois, 7, 0.125), input, tolerance=2e-6)
-
-
-@pytest.mark.parametrize('channels', [1, 3])
-def test_masks_are_cropped_like_with_compiled_mmcv(both, channels):
-    masks = torch.randint(2, (30, channels, 200, 301)).float()
-    rois = random_rois(30, images=1, side=200)
-    rois[:, 0] = torch.arange(30)
-    compiled, plain = both(lambda: roi_align(rois, 28, 1.0)(masks))
-    torch.testing.assert_close(plain, compiled, rtol=0, atol=1e-6)
-    assert ((plain >= 0.5) == (compiled >= 0.5)).float().mean() > 0.9999
 
 
 def test_roi_align_of_no_rois_and_outside_of_the_map_is_empty_and_zero(plain):
@@ -408,24 +377,13 @@ def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtyp
     assert_like_compiled(both, deform_conv(has_mask, padding=1), *inputs, tolerance=tolerance)
 
 
-def test_an_offset_of_one_pixel_reads_the_next_pixel(plain):
+def test_offsets_of_one_pixel_and_of_a_larger_map(plain):
     input, offset, weight = convolution_inputs(False)
     offset[:, ::2] = 1  # y
     offset[:, 1::2] = -1  # x
     moved = F.pad(input, (1, 0, 0, 1))[..., 1:, :-1]
     found = ops.deform_conv2d(input, offset, weight)
     torch.testing.assert_close(found, F.conv2d(moved, weight))
-
-
-@pytest.mark.parametrize('options', CONVOLUTIONS)
-def test_an_offset_of_a_larger_map_is_read_like_by_compiled_mmcv(both, options):
-    input, offset, mask, *parameters = convolution_inputs(True, **options)
-    larger = [F.pad(x, (0, 4, 0, 3), value=0.3) for x in (offset, mask)]
-    inputs = input, *larger, *parameters
-    assert_like_compiled(both, deform_conv(True, **options), *inputs, tolerance=1e-11)
-
-
-def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
     input, offset, mask, *parameters = convolution_inputs(True)
     expected = ops.modulated_deform_conv2d(input, offset, mask, *parameters)
     larger = []
@@ -474,20 +432,6 @@ def test_deformable_attention_equals_its_definition(plain):
 
 
 # PSANet, CARAFE and guided anchoring
-
-
-@pytest.mark.parametrize(
-    'mask_size',
-    [
-        (9, 13),
-        (5, 3),
-        (1, 1),
-    ],
-)
-@pytest.mark.parametrize('psa_type', [0, 1])
-def test_psa_masks_equal_those_of_compiled_mmcv(both, psa_type, mask_size):
-    input = doubles(2, math.prod(mask_size), 5, 7)
-    assert_like_compiled(both, lambda input: psa_mask(input, psa_type, mask_size), input)
 
 
 @pytest.mark.parametrize('psa_type', [0, 1])

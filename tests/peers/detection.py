@@ -21,7 +21,6 @@ def scene(seed=0):
 
 
 def train(model, compute_losses, steps=20, lr=1e-3):
-    """Train for some steps and return the loss of each step."""
     torch.manual_seed(0)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr)
@@ -36,5 +35,4 @@ def train(model, compute_losses, steps=20, lr=1e-3):
 
 
 def without_gradient(model):
-    """Return the names of trainable parameters without a gradient."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]

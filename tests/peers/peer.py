@@ -69,7 +69,6 @@ def mmpretrain_swin(version=1, **options):
 
 
 def prepared(peer, seed):
-    """Give a peer random weights in float64, for evaluation."""
     randomize(peer.double(), seed)
     peer.eval()  # returns None in mmpretrain
     return peer

@@ -1,20 +1,17 @@
 """SwinDense in detectron2, whose Python code runs uncompiled from a clone on PYTHONPATH."""
 
-import pickle
-
 import pytest
 import torch
 
-from tests.conftest import TINY, equal_weights
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, equal_weights, randomize
 
-from .detection import HEIGHT, WIDTH, scene, train, without_gradient
+from .detection import HEIGHT, WIDTH
 
 pytest.importorskip('detectron2', reason='put a clone of github.com/facebookresearch/detectron2 on PYTHONPATH')
-from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import LazyCall, get_cfg, instantiate
-from detectron2.modeling import build_backbone, build_model
+from detectron2.modeling import build_backbone
 from detectron2.modeling.backbone.fpn import FPN, LastLevelMaxPool
-from detectron2.structures import BitMasks, Boxes, Instances
 
 from examples.detectron2_swin import D2SwinDense, D2SwinV2Dense, add_swin_config
 
@@ -65,9 +62,14 @@ def test_freeze_at(tmp_path, freeze_at, frozen):
     assert modules - {'norm0', 'absolute_pos_embed'} == frozen
 
 
-def test_an_unknown_key_is_named(tmp_path):
+def test_an_unknown_key_is_named_and_a_prefix_chooses_a_backbone(tmp_path):
     with pytest.raises(ValueError, match='WINDOW_SISE'):
         build_backbone(configured(tmp_path, YAML.replace('APE', 'WINDOW_SISE')))
+    teacher = randomize(SwinBackbone('t', **TINY))
+    both = torch.nn.ModuleDict({'student': SwinBackbone('t', **TINY), 'teacher': teacher})
+    torch.save(both.state_dict(), tmp_path / 'both.pth')
+    chosen = f'APE: False, CHECKPOINT: {tmp_path}/both.pth, PREFIX: teacher'
+    assert equal_weights(build_backbone(configured(tmp_path, YAML.replace('APE: True', chosen))), teacher)
 
 
 def test_a_lazy_config():
@@ -94,65 +96,3 @@ def test_a_lazy_config():
     assert [tuple(x.shape[1:]) for x in fpn(torch.rand(1, 3, 96, 128)).values()] == [
         (8, 24, 32), (8, 12, 16), (8, 6, 8), (8, 3, 4)
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
-    from examples import detectron2_swin as ours
-
-    @ours.BACKBONE_REGISTRY.register()
-    def _swin_fpn(cfg, input_shape):
-        bottom_up = D2SwinDense(cfg, input_shape)
-        return FPN(
-            bottom_up,
-            ['res2', 'res3', 'res4', 'res5'],
-            32,
-            top_block=LastLevelMaxPool(),
-        )
-
-    levels = ['p2', 'p3', 'p4', 'p5']
-    cfg = configured(tmp_path, YAML.replace('D2SwinDense', '_swin_fpn').replace('FREEZE_AT: 2', 'FREEZE_AT: 0'))
-    cfg.MODEL.RPN.IN_FEATURES = [*levels, 'p6']
-    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [
-        [16],
-        [32],
-        [64],
-        [128],
-        [256],
-    ]
-    cfg.MODEL.ROI_HEADS.IN_FEATURES = levels
-    cfg.MODEL.ROI_HEADS.NAME = 'StandardROIHeads'
-    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 3
-    cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE = 64
-    cfg.MODEL.ROI_BOX_HEAD.NAME = 'FastRCNNConvFCHead'
-    cfg.MODEL.ROI_BOX_HEAD.NUM_FC = 1
-    cfg.MODEL.ROI_BOX_HEAD.FC_DIM = 128
-    cfg.MODEL.ROI_MASK_HEAD.NAME = 'MaskRCNNConvUpsampleHead'
-    cfg.MODEL.ROI_MASK_HEAD.NUM_CONV = 1
-    cfg.MODEL.ROI_MASK_HEAD.CONV_DIM = 32
-    torch.manual_seed(0)
-    model = build_model(cfg).train()
-    image, target = scene()
-    instances = Instances((HEIGHT, WIDTH))
-    instances.gt_boxes, instances.gt_classes = Boxes(target['boxes']), target['labels']
-    instances.gt_masks = BitMasks(target['masks'])
-
-    from detectron2.utils.events import EventStorage
-
-    def losses():
-        with EventStorage():
-            return model([{'image': image, 'instances': instances}])
-
-    done = train(model, losses)
-    assert not without_gradient(model)
-    assert done[-1] < done[0] / 3, done
-
-    with (tmp_path / 'model.pkl').open('wb') as file:
-        weights = {key: value.numpy() for key, value in model.state_dict().items()}
-        pickle.dump({'model': weights, '__author__': 'a test'}, file)
-    other = build_model(cfg)
-    DetectionCheckpointer(other).load(str(tmp_path / 'model.pkl'))
-    assert equal_weights(model, other)
-    with torch.no_grad():
-        (found,) = other.eval()([{'image': image}])
-    assert len(found['instances']) > 0

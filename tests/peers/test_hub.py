@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -14,6 +13,7 @@ import pytest
 from safetensors.torch import save
 
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
+from tests.processes import completed
 
 from .peer import build, needed
 
@@ -32,15 +32,6 @@ for address in ('hf://me/swin/none.bin', 'hf://me/none', 'hf://me/lacking', 'hf:
         load_checkpoint(backbone, address)
     except CheckpointError as error:
         print(error)
-"""
-WITHOUT_NETWORK = """
-from swin_dense.checkpoint import CheckpointError, load_checkpoint
-from tests.peers.peer import build
-load_checkpoint(build(2), 'hf://me/sharded', log=None)
-try:
-    load_checkpoint(build(2), 'hf://me/another')
-except CheckpointError as error:
-    print(error)
 """
 COMMIT = 'a' * 40
 
@@ -93,7 +84,6 @@ def files():
 
 
 def run(program, address, cache):
-    """Run a program that uses the server at ``address`` as the Hub; return its stdout."""
     environment = {
         **os.environ,
         'HF_ENDPOINT': address,
@@ -103,14 +93,7 @@ def run(program, address, cache):
         'PYTHONPATH': os.pathsep.join(sys.path),
     }
     program = f"import sys; sys.modules['mmengine'] = None  # its import takes seconds\n{program}"
-    done = subprocess.run(
-        [sys.executable, '-c', program],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return completed([sys.executable, '-c', program], env=environment).stdout
 
 
 def test_checkpoints_are_loaded_from_the_hub(files, tmp_path):
@@ -135,11 +118,3 @@ def test_an_unreachable_hub_is_asked_for_one_file(monkeypatch):
     with pytest.raises(CheckpointError, match=r'hf://me/swin .* check your connection'):
         load_checkpoint(build(2), 'hf://me/swin')
     assert asked == [True, False, False, False]
-
-
-@pytest.mark.slow
-@pytest.mark.long  # huggingface_hub retries for half a minute
-def test_cached_files_load_without_the_hub(files, tmp_path):
-    with serve(files) as address:
-        run(WITH_NETWORK, address, tmp_path)
-    assert 'hf://me/another cannot be fetched: ' in run(WITHOUT_NETWORK, address, tmp_path)

@@ -26,7 +26,6 @@ from .peer import (
 
 NORMS = {f'norm{stage}' for stage in range(4)}
 
-
 PEERS = {
     'timm': (timm_swin, maps_of_timm),
     'torchvision': (torchvision_swin, maps_of_torchvision),

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -12,6 +11,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT
+from tests.processes import completed
 from tests.tools.test_notebooks import compare_outputs
 
 REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao')
@@ -29,15 +29,7 @@ def run(place, *command):
         'OMP_NUM_THREADS': '1',
     }
     command = [sys.executable, '-W', 'ignore', '-m', 'tests.peers.cuda_stubs', *command]
-    done = subprocess.run(
-        command,
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
+    return completed(command, cwd=place, env=environment).stdout
 
 
 @pytest.fixture

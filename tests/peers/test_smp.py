@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, load_checkpoint
-from tests.conftest import TINY, equal_weights, randomize
+from tests.conftest import TINY
 
 from .detection import train
-from .peer import largest_difference, needed
+from .peer import needed
 
 huggingface_hub = needed('huggingface_hub')
 smp = needed('segmentation_models_pytorch')
@@ -22,13 +21,6 @@ UNUSED = {
     'DeepLabV3': {'norm0', 'norm1', 'norm2'},
     'DeepLabV3Plus': {'norm1', 'norm2'},
 }
-
-
-@pytest.fixture
-def weights(tmp_path):
-    backbone = randomize(SwinBackbone('t', **TINY))
-    torch.save({'model': backbone.state_dict()}, tmp_path / 'swin.pth')
-    return tmp_path / 'swin.pth', backbone
 
 
 def build(decoder, encoder='tu-swin_dense_t', **options):
@@ -63,26 +55,6 @@ def test_sizes_that_are_not_multiples_of_32():
     assert build('DeepLabV3').eval()(torch.rand(2, 3, 104, 136)).shape == (2, 2, 104, 136)  # its stride is 8
     with pytest.raises(RuntimeError, match='divisible by 32'):
         build('FPN').eval()(torch.rand(1, 3, 80, 112))
-
-
-@torch.no_grad()
-def test_weights_are_loaded_into_the_backbone(weights):
-    path, backbone = weights
-    model = build('Unet').eval()
-    load_checkpoint(model.encoder.model.backbone, path)
-    assert equal_weights(backbone, model.encoder.model.backbone)
-    grey = build('FPN', in_channels=1).eval()
-    load_checkpoint(grey.encoder.model.backbone, path)
-    image = torch.rand(1, 1, 64, 64)
-    expected = backbone.eval()(
-        image.expand(
-            -1,
-            3,
-            -1,
-            -1,
-        )
-    )
-    assert largest_difference(grey.encoder(image)[2:], expected) < 1e-4
 
 
 def test_preprocessing():

@@ -144,12 +144,16 @@ def test_checkpoint_path_of_a_classifier(name, tmp_path):
 @torch.no_grad()
 def test_checkpoint_path_of_a_backbone(tmp_path):
     sizes = {'embed_dims': 16, 'depths': TINY['depths'], 'num_heads': TINY['num_heads']}
-    source = randomize(SwinBackbone(**sizes), 1).eval()
+    source, teacher = (randomize(SwinBackbone(**sizes), seed).eval() for seed in (1, 2))
     path = saved(source, tmp_path / 'weights.pth')
     loaded = timm.create_model('swin_dense_t', features_only=True, checkpoint_path=path, **TINY).eval()
     assert largest_difference(loaded(IMAGE), source(IMAGE)) == 0
     with pytest.raises(Exception, match='head'):
         timm.create_model('swin_dense_t', checkpoint_path=path, **TINY)
+    path = saved(torch.nn.ModuleDict({'student': source, 'teacher': teacher}), tmp_path / 'both.pth')
+    options = {'checkpoint_path': path, 'prefix': 'teacher', **TINY}
+    loaded = timm.create_model('swin_dense_t', features_only=True, **options).eval()
+    assert largest_difference(loaded(IMAGE), teacher(IMAGE)) == 0
 
 
 @torch.no_grad()

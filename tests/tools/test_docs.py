@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT, photograph, some
-from tests.processes import environment, write_command
+from tests.processes import completed, environment, write_command
 from tests.workbench.configs.data import make_camvid, make_coco
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -125,21 +124,16 @@ def test_a_page_runs(place, page):
     variables = {**environment(), 'PATH': path, 'PYTHONWARNINGS': 'ignore'}
     if page.stem == 'frameworks':  # the page does not create its config
         options = f'--data-root data/fruit --classes "apple,ripe pear" --set {SHORT["mine.py"]}'
-        run(f'swin-dense config mask-rcnn_swin-demo_fpn --out mine.py {options}', place, variables)
-    run(script(page), place, variables)
+        command = f'swin-dense config mask-rcnn_swin-demo_fpn --out mine.py {options}'
+        completed(['bash', '-c', command], cwd=place, env=variables)
+    completed(['bash', '-c', script(page)], cwd=place, env=variables)
 
 
 of_each_page = pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def prose(page):
-    """Return a page without its blocks of code."""
-    return re.sub(
-        r'^```.*?^```',
-        '',
-        page.read_text(),
-        flags=re.S | re.M,
-    )
+    return re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
 
 
 @of_each_page
@@ -182,17 +176,6 @@ def test_the_documentation_can_be_read():
     assert len((ROOT / 'README.md').read_text().split()) <= 700
 
 
-def run(text, place, variables):
-    done = subprocess.run(
-        ['bash', '-c', text],
-        cwd=place,
-        env=variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
-
-
 def anchors(page):
     """Return GitHub's anchors for the headings of a page."""
     headings = re.findall(r'^#+ (.*)', prose(page), re.M)
@@ -200,7 +183,8 @@ def anchors(page):
 
 
 @of_each_page
-def test_link_targets_exist(page):
+def test_links_names_of_files_and_tables_are_right(page):
+    """But for files of an earlier version, which the line says, and those of other projects."""
     text = prose(page)
     for link in re.findall(r'\]\(([^) ]+)\)', text):
         target, _, anchor = link.partition('#')
@@ -210,26 +194,12 @@ def test_link_targets_exist(page):
             assert not anchor or anchor in anchors(other), link
     for name in re.findall(r'(?<!/)tools/[\w.]+', text):
         assert (ROOT / name).is_file(), name
-
-
-@of_each_page
-def test_files_that_a_page_names_exist(page):
-    """But for those of an earlier version, which the line says, and those of other projects."""
     lines = [] if page.name == 'CHANGELOG.md' else page.read_text().splitlines()
     for line in lines:
         for name in re.findall(r'`([a-z_]+/[\w./-]+\.(?:py|sh))`', line):
-            there = [
-                (ROOT / name).is_file(),
-                *(ROOT / 'swin_dense').rglob(name),
-                *(ROOT / 'mmcv_lite_ops').rglob(name),
-            ]
-            assert ' of 0.3.0' in line or any(there), name
-
-
-@of_each_page
-def test_tables_render_as_on_github(page):
-    """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
-    text = prose(page)
+            there = [*(ROOT / 'swin_dense').rglob(name), *(ROOT / 'mmcv_lite_ops').rglob(name)]
+            assert ' of 0.3.0' in line or there or (ROOT / name).is_file(), name
+    # mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces.
     assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n|\Z).*', text, re.M) == []
     assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import runpy
-import subprocess
 
 import pytest
 
@@ -36,15 +35,8 @@ def compare_outputs(name, tmp_path, *options, **environment):
         if 'outputs' in cell:
             cell['outputs'] = []
     copy.write_text(json.dumps(notebook))
-    path = f'{write_command(tmp_path / "bin")}:{os.environ["PATH"]}'
-    python(
-        *options,
-        ROOT / 'tools' / 'notebooks.py',
-        copy,
-        cwd=tmp_path,
-        PATH=path,
-        **environment,
-    )
+    environment['PATH'] = f'{write_command(tmp_path / "bin")}:{os.environ["PATH"]}'
+    python(*options, ROOT / 'tools' / 'notebooks.py', copy, cwd=tmp_path, **environment)
     assert stored(copy) == stored(NOTEBOOKS / copy.name)
 
 
@@ -57,44 +49,19 @@ def test_a_notebook_gives_the_stored_outputs(name, tmp_path):
 BUILDER = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python
 
 
-def test_the_site_has_what_git_tracks_alone(tmp_path):
-    clone, pages = tmp_path / 'clone', tmp_path / 'pages'
-    (clone / 'docs').mkdir(parents=True)
-    for name in ('README.md', 'docs/a.md', 'docs/untracked.bin', 'NOTES.md', 'setup.py'):
-        (clone / name).write_text('#')
-    for command in (['init', '-q'], ['add', 'README.md', 'docs/a.md', 'setup.py']):
-        subprocess.run(['git', *command], cwd=clone, check=True)
-    pages.mkdir()
-    (pages / 'old.md').write_text('from an earlier build')
-    BUILDER['copy_pages'](clone, pages)
-    assert {str(path.relative_to(pages)) for path in pages.rglob('*.*')} == {'README.md', 'docs/a.md'}
-
-
-@pytest.mark.parametrize(
-    'path',
-    NOTEBOOKS.glob('*.ipynb'),
-    ids=lambda path: path.stem,
-)
-def test_pages_of_the_site(path):
-    notebook = json.loads(path.read_text())
-    page = BUILDER['as_markdown'](notebook, path.name)
-    assert page.startswith(source(notebook['cells'][0]).partition('\n')[0] + '\n')
-    assert f'[Download the notebook]({path.name})' in page
-    blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)
-    assert blocks == [source(cell).strip() for cell in code_cells(path)]
-    shown = page.count('\n```text\n') + page.count('](data:image/png;base64,')
-    assert shown == len(stored(path)) > 0
-
-
-@pytest.mark.parametrize(
-    'path',
-    NOTEBOOKS.glob('*.ipynb'),
-    ids=lambda path: path.stem,
-)
-def test_every_notebook_installs_first_and_holds_small_outputs(path):
+@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+def test_a_notebook_installs_first_holds_small_outputs_and_is_a_page_of_the_site(path):
     first, *_ = cells = code_cells(path)
     assert source(first).startswith('%pip install')
     installs = [cell['outputs'] for cell in cells if source(cell).startswith('%')]
     assert len(installs) <= 2
     assert not any(installs)
     assert path.stat().st_size < 20_000
+    notebook = json.loads(path.read_text())
+    page = BUILDER['as_markdown'](notebook, path.name)
+    assert page.startswith(source(notebook['cells'][0]).partition('\n')[0] + '\n')
+    assert f'[Download the notebook]({path.name})' in page
+    blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)
+    assert blocks == [source(cell).strip() for cell in cells]
+    shown = page.count('\n```text\n') + page.count('](data:image/png;base64,')
+    assert shown == len(stored(path)) > 0

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import skimage.data
 from PIL import Image, ImageDraw
 
 from tests.conftest import ROOT, needs
+from tests.processes import completed
 
 PAGE = (ROOT / 'docs' / 'from-photographs-to-a-file.md').read_text()
 CLASSES = ('apple', 'pear')
@@ -31,13 +31,11 @@ SMALL = (
 
 
 def commands(heading):
-    """Return the commands below a heading of the page."""
     (block,) = re.findall(rf'^## {heading}\n.*?^```shell\n(.*?)^```', PAGE, re.S | re.M)
     return block.splitlines()
 
 
 def python_block(first_words):
-    """Return the Python of the page that begins with these words."""
     (block,) = re.findall(rf'^```py\n({re.escape(first_words)}.*?)^```', PAGE, re.S | re.M)
     return block
 
@@ -77,50 +75,24 @@ def draw_fruit(draw, rng, label):
 def write_coco(path, boxes):
     images, annotations = [], []
     for number, (name, own) in enumerate(boxes.items(), start=1):
-        images.append(
-            {
-                'id': number,
-                'file_name': name,
-                'height': HEIGHT,
-                'width': WIDTH,
-            }
-        )
+        images.append({'id': number, 'file_name': name, 'height': HEIGHT, 'width': WIDTH})
         for label, box in enumerate(own, start=1):
-            fields = {
-                'bbox': list(box),
-                'area': box[2] * box[3],
-                'iscrowd': 0,
-            }
-            annotations.append(
-                {
-                    'id': len(annotations) + 1,
-                    'image_id': number,
-                    'category_id': label,
-                    **fields,
-                }
-            )
+            place = {'bbox': list(box), 'area': box[2] * box[3], 'iscrowd': 0}
+            annotations.append({'id': len(annotations) + 1, 'image_id': number, 'category_id': label, **place})
     categories = [{'id': label, 'name': name} for label, name in enumerate(CLASSES, start=1)]
     path.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
 
 
 def write_voc(folder, boxes):
+    """Write a file for each image, in which the first pixel has the number 1."""
     folder.mkdir()
     for name, own in boxes.items():
-        root = ElementTree.Element('annotation')
-        ElementTree.SubElement(root, 'filename').text = name
-        for label, (x, y, width, height) in enumerate(own):
-            one = ElementTree.SubElement(root, 'object')
-            ElementTree.SubElement(one, 'name').text = CLASSES[label]
-            box = ElementTree.SubElement(one, 'bndbox')
-            corners = {
-                'xmin': x + 1,
-                'ymin': y + 1,
-                'xmax': x + width,
-                'ymax': y + height,
-            }  # VOC counts pixels from 1
-            for tag, value in corners.items():
-                ElementTree.SubElement(box, tag).text = str(value)
-        ElementTree.ElementTree(root).write(folder / name.replace('.jpg', '.xml'))
+        objects = ''
+        for label, (x, y, width, height) in zip(CLASSES, own, strict=True):
+            corners = f'<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + width}</xmax><ymax>{y + height}</ymax>'
+            objects += f'<object><name>{label}</name><bndbox>{corners}</bndbox></object>'
+        text = f'<annotation><filename>{name}</filename>{objects}</annotation>'
+        (folder / name.replace('.jpg', '.xml')).write_text(text)
 
 
 def clone(folder):
@@ -129,8 +101,6 @@ def clone(folder):
 
 
 class Environment:
-    """A new environment, whose commands run in a folder."""
-
     def __init__(self, folder, place):
         subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
         self.place, self.environment = place, {**os.environ, 'PATH': f'{folder / "bin"}:{os.environ["PATH"]}'}
@@ -138,14 +108,7 @@ class Environment:
             self.environment.pop(name, None)
 
     def run(self, command):
-        options = {
-            'cwd': self.place,
-            'env': self.environment,
-            'capture_output': True,
-            'text': True,
-        }
-        done = subprocess.run(['bash', '-c', command], **options)
-        assert done.returncode == 0, f'{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}'
+        done = completed(['bash', '-c', command], cwd=self.place, env=self.environment)
         return done.stdout + done.stderr
 
 

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'tools'))
-from update_readme import PAGES, TABLES, replace_block, with_tables
+from update_readme import PAGES, TABLES, with_tables
 
 README = (ROOT / 'README.md').read_text()
 CHINESE = (ROOT / 'README_zh-CN.md').read_text().replace('<!-- speed in a Chinese line -->', '<!-- speed in a line -->')
@@ -49,7 +49,7 @@ def test_both_languages_state_the_same():
     assert '[English](README.md)' in CHINESE.splitlines()[2]
 
 
-def test_the_badges_say_what_the_package_declares():
+def test_badges_and_the_number_of_layouts_are_those_that_are_declared():
     project = pytest.importorskip('tomllib').loads((ROOT / 'pyproject.toml').read_text())['project']
     declared = [project['license'], project['requires-python'], *project['dependencies']]
     facts = {'license': 'Apache-2.0', 'python': '3.10 or later', 'torch': '2.1 or later'}
@@ -59,18 +59,10 @@ def test_the_badges_say_what_the_package_declares():
         assert re.findall(r'<text .*?>(.*)</text>', (ROOT / image).read_text()) == [label, value]
         for text in (README, CHINESE):
             assert f'![{label}: {value}]({image})' in text
-
-
-def test_the_number_of_layouts_is_that_of_the_table():
     page = (ROOT / 'docs' / 'checkpoints.md').read_text()
     rows = re.search(r'^\| Weights of .*\n\| --- .*\n((?:\| .*\n)+)', page, re.M)[1].splitlines()
     load = [row for row in rows if '| refused' not in row]
     assert f'[{len(load)} published layouts](docs/checkpoints.md' in README
-
-
-def test_a_missing_marker_raises():
-    with pytest.raises(ValueError, match='<!-- demo -->'):
-        replace_block('no table here', 'demo', '')
 
 
 PREPARE = """

@@ -35,7 +35,6 @@ def options(framework, data):
 
 
 def losses(log):
-    """Return the loss of every training iteration in a log."""
     return [float(loss) for loss in re.findall(r'(?:Epoch|Iter)\(train\).*? loss: ([\d.]+)', log)]
 
 

@@ -1,6 +1,5 @@
 """The wheel contains the recipes, tools and index, and works with torch alone and with mmengine."""
 
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -8,24 +7,10 @@ import zipfile
 import pytest
 
 import swin_dense
-from tests.conftest import ROOT
-from tests.processes import copy_clone, python
+from tests.conftest import OPTIONAL_PACKAGES, ROOT
+from tests.processes import completed, copy_clone, python
 
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
-# Packages that an environment with torch alone lacks.
-BLOCKED = [
-    'mmengine',
-    'mmcv',
-    'mmdet',
-    'mmseg',
-    'rich',
-    'matplotlib',
-    'safetensors',
-    'cv2',
-    'pycocotools',
-    'zarr',
-    'tifffile',
-]
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +18,7 @@ def sdist(tmp_path_factory):
     """The sdist of all files that git does not ignore, made as by `python -m build` in a clean folder."""
     folder = tmp_path_factory.mktemp('wheel')
     source = copy_clone(folder / 'source')
-    build([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], source)
+    completed([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], cwd=source)
     (archive,) = folder.glob('*.tar.gz')
     return archive
 
@@ -44,14 +29,10 @@ def wheel(sdist):
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter='data')
     options = ['--quiet', '--no-deps', '--no-build-isolation', '-w', folder]
-    build([sys.executable, '-m', 'pip', 'wheel', *options, '.'], folder / sdist.name.removesuffix('.tar.gz'))
+    unpacked = folder / sdist.name.removesuffix('.tar.gz')
+    completed([sys.executable, '-m', 'pip', 'wheel', *options, '.'], cwd=unpacked)
     (built,) = folder.glob('*.whl')
     return built
-
-
-def build(command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope='module')
@@ -73,14 +54,7 @@ assert swin_dense.__file__.startswith(sys.path[0]), swin_dense.__file__
     return python('-W', 'ignore', '-c', prepare + code, cwd=cwd, PYTHONPATH='').stdout
 
 
-def test_the_sdist_has_no_tests(sdist):
-    with tarfile.open(sdist) as archive:
-        names = [name.partition('/')[2] for name in archive.getnames()]
-    assert 'swin_dense/__init__.py' in names
-    assert [name for name in names if name.startswith('tests')] == []
-
-
-def test_files_in_the_wheel(wheel):
+def test_files_in_the_sdist_and_the_wheel(wheel, sdist):
     held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
     paths = [*(ROOT / 'configs').rglob('*.*'), *(ROOT / 'swin_dense').rglob('*.*')]
     names = {str(path.relative_to(ROOT)) for path in paths if '__pycache__' not in path.parts}
@@ -90,6 +64,10 @@ def test_files_in_the_wheel(wheel):
     assert {name for name in held if name.startswith(others)} == {'tools/train.py', 'tools/test.py'}
     assert not {name for name in held if '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
+    with tarfile.open(sdist) as archive:
+        names = [name.partition('/')[2] for name in archive.getnames()]
+    assert 'swin_dense/__init__.py' in names
+    assert [name for name in names if name.startswith('tests')] == []
 
 
 ALONE = f"""
@@ -103,10 +81,11 @@ assert main(['config', {RECIPE!r}]) == 2
 """
 
 
-def test_it_works_with_torch_alone(installed, tmp_path):
-    printed = run(installed, ALONE, tmp_path, BLOCKED)
+def test_it_works_with_torch_alone_and_in_mmengine(installed, tmp_path):
+    printed = run(installed, ALONE, tmp_path, OPTIONAL_PACKAGES)
     assert '(1, 768, 2, 2)' in printed
     assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
+    assert run(installed, WITH_MMENGINE, tmp_path).startswith('SwinDense https://download.openmmlab.com/')
 
 
 WITH_MMENGINE = f"""
@@ -114,7 +93,3 @@ from mmengine.hub import get_config
 config = get_config('swin_dense::mask_rcnn/{RECIPE}.py', pretrained=True)
 print(config.model.backbone.type, config.model_path)
 """
-
-
-def test_mmengine_finds_its_recipes(installed, tmp_path):
-    assert run(installed, WITH_MMENGINE, tmp_path).startswith('SwinDense https://download.openmmlab.com/')

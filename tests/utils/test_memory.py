@@ -2,14 +2,13 @@
 
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
 
 from swin_dense.utils.memory import KEEP_VARIABLE
 from tests.conftest import ROOT
-from tests.processes import environment
+from tests.processes import completed, environment
 
 PAGES = """
 import resource, statistics, sys, torch
@@ -39,15 +38,7 @@ def run(*arguments, **variables):
         if name.startswith('MALLOC_') or name in ('GLIBC_TUNABLES', 'LD_PRELOAD'):
             del variables[name]
     command = [sys.executable, '-c', PAGES, *arguments]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    calls, keeps, faults = done.stdout.split()
+    calls, keeps, faults = completed(command, cwd=ROOT, env=variables).stdout.split()
     return int(calls), keeps == 'True', int(faults)
 
 

@@ -19,18 +19,6 @@ def prepared(name, prepare=prepare_test, changes=(), **options):
     return prepare(config, *(['a.pth'] if prepare is prepare_test else []), **options)
 
 
-def test_a_detector_may_have_several_evaluators():
-    several = [load_recipe(DETECTOR).test_evaluator, ConfigDict(type='VOCMetric')]
-    config = prepared(DETECTOR, changes={'test_evaluator': several}, out='found.pkl')
-    assert [one['type'] for one in config.test_evaluator] == ['CocoMetric', 'VOCMetric', 'DumpDetResults']
-
-
-def test_a_segmentor_may_have_several_evaluators():
-    several = [load_recipe(SEGMENTOR).test_evaluator, ConfigDict(type='CityscapesMetric', output_dir='formatted')]
-    config = prepared(SEGMENTOR, changes={'test_evaluator': several}, out='labels')
-    assert [one.output_dir for one in config.test_evaluator] == ['labels', 'formatted']
-
-
 def test_settings_of_test_time_augmentation_are_used():
     assert prepared(SEGMENTOR).model == load_recipe(SEGMENTOR).model
     config, recipe = prepared(SEGMENTOR, tta=True), load_recipe(SEGMENTOR)
@@ -50,6 +38,12 @@ def test_predictions_are_written():
     with pytest.raises(ValueError, match=r"\.pkl or \.pickle, got 'found\.json'"):
         prepared(DETECTOR, out='found.json')
     assert prepared(SEGMENTOR, out='labels').test_evaluator.output_dir == 'labels'
+    several = [load_recipe(DETECTOR).test_evaluator, ConfigDict(type='VOCMetric')]
+    config = prepared(DETECTOR, changes={'test_evaluator': several}, out='found.pkl')
+    assert [one['type'] for one in config.test_evaluator] == ['CocoMetric', 'VOCMetric', 'DumpDetResults']
+    several = [load_recipe(SEGMENTOR).test_evaluator, ConfigDict(type='CityscapesMetric', output_dir='formatted')]
+    config = prepared(SEGMENTOR, changes={'test_evaluator': several}, out='labels')
+    assert [one.output_dir for one in config.test_evaluator] == ['labels', 'formatted']
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_a_partial_checkpoint_loads_if_asked_for(state, tmp_path, caplog):
 
 
 def of_authors(state, model):
-    """Return the weights of a model with the names that the authors give to those of the backbone."""
     backbone = export_state_dict(model.backbone, 'official')
     renamed = {f'backbone.{name}': tensor for name, tensor in backbone.items()}
     return {name: tensor for name, tensor in state.items() if not name.startswith('backbone')} | renamed

@@ -47,16 +47,12 @@ class RandomImages(Dataset):
 
 @DATASETS.register_module()
 class BrokenImages(RandomImages):
-    """A data set whose images raise a ValueError."""
-
     def __getitem__(self, index):
         raise ValueError('an image that cannot be read')
 
 
 @MODELS.register_module()
 class TinyRegressor(BaseModel):
-    """A Swin and a linear head."""
-
     def __init__(self, backbone):
         super().__init__()
         self.backbone = MODELS.build(backbone)
@@ -76,7 +72,6 @@ class Killed(Hook):
         self.at = at
 
     def after_train_iter(self, runner, *_, **__):
-        """Kill the process after the chosen iteration."""
         if runner.iter == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -98,7 +93,6 @@ def in_lists(value):
 
 
 def write_config(folder, extra=''):
-    """Write the config into a folder, with additional lines at the end."""
     path = folder / 'tiny.py'
     path.write_text(CONFIG + extra)
     return path

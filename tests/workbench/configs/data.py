@@ -32,7 +32,6 @@ class OwnData:
         self.beside = root.parent  # where the config is written
 
     def write(self, *words, **options):
-        """Return the config that the command writes."""
         return written(
             self.beside,
             *self.words,
@@ -41,13 +40,11 @@ class OwnData:
         )
 
     def refused(self, *words):
-        """Return what the command says when it refuses the data."""
         self.capsys.readouterr()
         self.write(*words, status=2)
         return self.capsys.readouterr().err
 
     def change(self, function, *files):
-        """Change the content of files of annotations."""
         for file in files or (TRAIN, VAL):
             path = self.root / file
             content = json.loads(path.read_text())
@@ -66,33 +63,14 @@ def make_coco(root, count=4):
         for index in range(count):
             left, top, width, height = 8 + index, 12, 24, 20
             right, bottom = left + width, top + height
-            pixels = generator.integers(
-                0,
-                99,
-                (SIDE, SIDE, 3),
-                dtype=np.uint8,
-            )
+            pixels = generator.integers(0, 99, (SIDE, SIDE, 3), dtype=np.uint8)
             pixels[top:bottom, left:right] = (220, 60 * (index % 2), 30)
             Image.fromarray(pixels).save(root / split / f'{index}.jpg')
-            images.append(
-                {
-                    'id': index,
-                    'file_name': f'{index}.jpg',
-                    'height': SIDE,
-                    'width': SIDE,
-                }
-            )
-            annotations.append(
-                {
-                    'id': index,
-                    'image_id': index,
-                    'category_id': categories[index % 2]['id'],
-                    'bbox': [left, top, width, height],
-                    'area': width * height,
-                    'segmentation': [[left, top, right, top, right, bottom, left, bottom]],
-                    'iscrowd': 0,
-                }
-            )
+            images.append({'id': index, 'file_name': f'{index}.jpg', 'height': SIDE, 'width': SIDE})
+            ids = {'id': index, 'image_id': index, 'category_id': categories[index % 2]['id']}
+            place = {'bbox': [left, top, width, height], 'area': width * height, 'iscrowd': 0}
+            polygon = [left, top, right, top, right, bottom, left, bottom]
+            annotations.append({**ids, **place, 'segmentation': [polygon]})
         content = {'images': images, 'annotations': annotations, 'categories': categories}
         (root / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
     return root
@@ -136,7 +114,6 @@ def make_camvid(root, count=4, ending=''):
 
 
 def dataset_of(config, split, **changes):
-    """Return a data set of a config, as its framework builds it."""
     from mmengine.registry import DATASETS, init_default_scope
 
     init_default_scope(config.default_scope)

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from mmengine.config import Config
-from mmengine.registry import TRANSFORMS
 from PIL import Image
 
 from swin_dense.workbench.configs.checking import check_data
@@ -79,11 +78,16 @@ def test_annotations_stay_below_the_data_root_of_the_recipe(fruit, monkeypatch):
     assert [len(dataset_of(config, split)) for split in SPLITS] == [4, 4, 4]
 
 
-def test_a_list_of_names(camvid):
+def test_lists_of_names_and_suffixes_choose_the_images(camvid, capsys):
     """In the layout of Pascal VOC, a list of names selects the images of a split."""
     (camvid.root / 'some.txt').write_text('0001TP_000001\n0001TP_000003\n')
     config = camvid.write('--train-ann', 'some.txt')
     assert [len(dataset_of(config, split)) for split in SPLITS] == [2, 4, 4]
+    (camvid.root / 'train/0001TP_000000.png').rename(camvid.root / 'train/0001TP_000000.JPG')
+    assert camvid.write().train_dataloader.dataset.img_suffix == '.png'
+    assert 'are read, not 1 .JPG' in capsys.readouterr().err
+    kept = camvid.write('--set', 'train_dataloader.dataset.img_suffix=.JPG')
+    assert kept.train_dataloader.dataset.img_suffix == '.JPG'
 
 
 def test_suffixes_are_inferred_from_folders_given_by_set(tmp_path):
@@ -99,16 +103,7 @@ def test_suffixes_are_inferred_from_folders_given_by_set(tmp_path):
         assert (dataset.img_suffix, dataset.seg_map_suffix) == ('.png', '_L.png')
 
 
-def test_explicit_suffixes_are_kept_and_skipped_images_are_reported(camvid, capsys):
-    (camvid.root / 'train/0001TP_000000.png').rename(camvid.root / 'train/0001TP_000000.JPG')
-    assert camvid.write().train_dataloader.dataset.img_suffix == '.png'
-    assert 'are read, not 1 .JPG' in capsys.readouterr().err
-    kept = camvid.write('--set', 'train_dataloader.dataset.img_suffix=.JPG')
-    assert kept.train_dataloader.dataset.img_suffix == '.JPG'
-
-
 def ignored(config):
-    """Return the values that the pipelines of a config ignore."""
     pipelines = [config[f'{split}_dataloader'].dataset.pipeline for split in SPLITS]
     pipelines += [config.test_pipeline, config.tta_pipeline]
     return [[step['values'] for step in steps if step['type'] == 'IgnoreMaskValues'] for steps in pipelines]
@@ -140,11 +135,6 @@ def test_settings_number_the_steps_of_the_recipe_whatever_masks_need(camvid):
     # In the written config too, the steps of validation before the masks have the numbers of the recipe.
     first, second, *_ = config.val_dataloader.dataset.pipeline
     assert (first.type, second.type) == ('LoadImageFromFile', 'Resize')
-
-
-def test_ignored_values_do_not_affect_samples_without_masks():
-    step = TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
-    assert step({'img': 1, 'label_map': {3: 4}}) == {'img': 1, 'label_map': {3: 4, 11: 255}}
 
 
 @pytest.mark.parametrize(
@@ -245,13 +235,10 @@ def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
         check_data(Config({'model': {'language_model': {'type': 'BertModel'}}}), ('train',))
 
 
-def test_a_path_that_is_no_text_is_one_error():
+def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     dataset = {'type': 'ADE20KDataset', 'data_root': 'data/', 'data_prefix': {'img_path': 3}}
     config = Config({'val_dataloader': {'dataset': dataset}})
     with pytest.raises(ValueError, match=r"must be text, got 'data/' and 3"):
         missing_data(config, ['val'])
-
-
-def test_a_data_set_without_a_type_is_one_error():
     with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
         look_at_masks(Config({'default_scope': 'mmseg'}), Config({'data_root': 'data/'}))

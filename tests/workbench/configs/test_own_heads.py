@@ -27,8 +27,6 @@ ONE_OF_EACH = some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-1
 
 @pytest.fixture
 def boxes(fruit):
-    """Data without masks."""
-
     def drop_masks(content):
         for annotation in content['annotations']:
             del annotation['segmentation']
@@ -56,13 +54,10 @@ def test_own_classes_are_set_in_heads_losses_and_data(fruit, roads, tmp_path, na
         assert mask_values(config) == [0, 1, 255]
 
 
-def test_own_classes_of_a_panoptic_recipe_are_refused(fruit):
+def test_own_classes_are_refused_for_panoptic_recipes_and_different_weights(fruit, roads, tmp_path):
     fruit.recipe = PANOPTIC
     assert 'own classes are not supported for panoptic segmentation' in fruit.refused()
     assert not (fruit.beside / 'mine.py').exists()
-
-
-def test_own_classes_for_different_weights_are_refused(roads, tmp_path):
     config = written(tmp_path, name=KNET)
     config.model.auxiliary_head.loss_decode.class_weight = list(range(1, 151))
     roads.recipe = tmp_path / 'weighed.py'
@@ -97,7 +92,6 @@ SMALL = {
 
 
 def make_small(config):
-    """Make the backbone, the transformers and the images of a config small."""
     with_tiny_swin(config.model)
     loaders = (config.train_dataloader, config.test_dataloader)
     for part in dicts([config.model, *(loader.dataset for loader in loaders)]):

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ from mmengine.config import Config
 
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.settings import parse_settings
-from swin_dense.workbench.recipes.files import recipe_names
 from tests.conftest import ROOT
+from tests.processes import completed
 from tests.workbench.configs.data import CLASSES, SPLITS, VAL, dataset_of, make_coco, written
 
 DETECTOR = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
@@ -21,7 +20,6 @@ SEGMENTOR = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 CASCADE = 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco'
 EMPTY = "default_scope = 'mmseg'\nmodel = dict()"
 ONE_PER_FOLDER = [DETECTOR, SEGMENTOR, CASCADE, 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo']
-
 
 write = partial(written, name=DETECTOR)
 
@@ -42,17 +40,6 @@ def test_the_written_config_equals_the_recipe(tmp_path, name):
     assert {'model', 'train_dataloader', 'test_evaluator', 'optim_wrapper', 'custom_imports'} <= set(written)
     assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # intermediate variables
     assert 'mmdet::' not in (tmp_path / 'mine.py').read_text()
-
-
-def test_the_test_pipeline_equals_that_of_the_test_data(tmp_path):
-    """mmseg's `inference_model` reads the entry `test_pipeline`; its Inferencer reads the pipeline of the data set."""
-    scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
-    config = write(tmp_path, '--set', scale, name=SEGMENTOR)
-    assert config.test_pipeline[1].scale == (640, 400)
-
-
-def test_recipe_names_are_unique():
-    assert len(set(recipe_names())) == len(recipe_names()) >= 27
 
 
 WRAPPED = """_base_ = '{root}/configs/mask_rcnn/{name}.py'
@@ -122,6 +109,10 @@ def test_settings(tmp_path):
     assert config.model.backbone.with_cp is True
     assert config.load_from == 'my weights/a.pth'
     assert config.val_dataloader.dataset.ann_file == 'other.json'
+    # mmseg's `inference_model` reads the entry `test_pipeline`; its Inferencer reads the pipeline of the data set.
+    scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
+    config = write(tmp_path, '--set', scale, name=SEGMENTOR)
+    assert config.test_pipeline[1].scale == (640, 400)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +198,7 @@ def test_the_frameworks_tools_train_and_test_a_written_config(request, tmp_path,
 
     def run(tool, *arguments):
         # Outside the repository, so that only the written file and the installed packages are used.
-        command = [sys.executable, '-W', 'ignore', tools / tool, 'mine.py', *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = completed([sys.executable, '-W', 'ignore', tools / tool, 'mine.py', *arguments], cwd=tmp_path)
         return re.findall(r'(?:coco/segm_mAP|mIoU): ([\d.-]+)', done.stdout)
 
     metrics = run('train.py', '--work-dir', 'work')

@@ -59,7 +59,6 @@ SLIDE = {
     [
         ('faster_rcnn', 'test_cfg.rpn.nms.max_num', 9, 'model.test_cfg.rpn.nms has max_num=9'),
         ('faster_rcnn', 'test_cfg.rcnn.max_per_img', -1, 'must have max_per_img above 0, got -1'),
-        ('faster_rcnn', 'test_cfg.rpn.nms_pre', 0, 'must have nms_pre above 0, got 0'),
         ('mask_rcnn', 'test_cfg.rcnn.mask_thr_binary', -1, 'mask_thr_binary is below 0'),
         ('mask_rcnn', 'test_cfg.rcnn.aug', True, 'model.test_cfg.rcnn has aug=True'),
         ('mask_rcnn', 'rpn_head.type', 'MyRPNHead', 'is a MyRPNHead of tests.workbench.export.test_gate'),
@@ -134,18 +133,6 @@ def test_unsupported_pipelines(demo_data, index, transform, message):
     assert message in '; '.join(gate.reasons_against_pipeline(pipeline))
 
 
-def test_padding_by_a_segmentors_pipeline_is_refused():
-    pipeline = [{'type': kind} for kind in ('LoadImageFromFile', 'Resize', 'Pad', 'PackSegInputs')]
-    assert 'test pipeline of a segmentor has Pad' in '; '.join(gate.reasons_against_pipeline(pipeline))
-
-
-def test_a_wrapped_test_data_set_is_named(demo_data, tmp_path):
-    config = config_of('faster_rcnn', demo_data)
-    config.test_dataloader.dataset = {'type': 'RepeatDataset', 'dataset': {}}
-    with pytest.raises(ValueError, match='dataset is a RepeatDataset without a'):
-        export_whole(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
-
-
 def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, capsys):
     config = config_of('faster_rcnn', demo_data)
     config.model.test_cfg.rcnn.nms = ConfigDict(type='soft_nms', iou_threshold=0.5)
@@ -190,3 +177,12 @@ def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, words, messag
 def test_configs_of_other_frameworks_are_refused(tmp_path, scope):
     with pytest.raises(ValueError, match=r"default_scope = 'mmdet' or 'mmseg', got ('mmpretrain'|None)"):
         export_whole(Config(scope), 'w.pth', tmp_path / 'x.onnx')
+
+
+def test_wrapped_test_data_and_padding_by_the_pipeline_of_a_segmentor_are_refused(demo_data, tmp_path):
+    config = config_of('faster_rcnn', demo_data)
+    config.test_dataloader.dataset = {'type': 'RepeatDataset', 'dataset': {}}
+    with pytest.raises(ValueError, match='dataset is a RepeatDataset without a'):
+        export_whole(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
+    pipeline = [{'type': kind} for kind in ('LoadImageFromFile', 'Resize', 'Pad', 'PackSegInputs')]
+    assert 'test pipeline of a segmentor has Pad' in '; '.join(gate.reasons_against_pipeline(pipeline))

@@ -20,8 +20,6 @@ def boxes_and_scores(img):
 
 
 class Operators(nn.Module):
-    """All operators with each of their options."""
-
     def forward(self, img, size):
         boxes, scores = boxes_and_scores(img)
         return [

@@ -20,7 +20,6 @@ from tests.workbench.export.whole_models import picture_of
 
 @pytest.fixture(scope='module')
 def pixels(demo_data):
-    """Return an image, (H, W, 3) uint8, BGR."""
     return pictures.read(picture_of(demo_data))[:, :, ::-1]
 
 

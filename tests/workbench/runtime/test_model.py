@@ -54,10 +54,7 @@ def test_boxes_and_masks_have_the_size_of_the_picture():
     assert coco_mask.area(instance['mask']) == 20 * 20
     assert prediction.painted[20, 20].any()
     assert not prediction.painted[35, 50].any()
-
-
-def test_a_detector_without_masks():
-    (instance,) = Model(detected(), FACTS, 0.3)(PICTURE)['instances']
+    (instance,) = Model(detected(), FACTS, 0.3)(PICTURE)['instances']  # of a detector without masks
     assert instance['score'] == pytest.approx(0.9)
     assert 'mask' not in instance
 
@@ -95,19 +92,16 @@ def test_segments_of_queries(most):
         ((1, 3, 32, 32), 'best 5 of the tokens .* these have 4'),
     ],
 )
-def test_inputs_of_the_wrong_size_are_refused(shape, message):
+def test_inputs_of_the_wrong_size_or_type_are_refused(shape, message):
     limits = {'divisor': 32, 'queries': 5, 'strides': [16]}
     model = Model(detected(), {**FACTS, 'limits': limits}, 0.3)
     model.run(inputs(1, 3, 32, 64))
     with pytest.raises(ValueError, match=message):
         model.run(inputs(*shape))
-
-
-@pytest.mark.parametrize('dtype', [np.uint8, np.float16, np.float64])
-def test_other_types_are_refused(dtype):
-    """OpenVINO would convert some of them, and ONNX Runtime raise an error of its own."""
-    with pytest.raises(TypeError, match=f'img must be .*got {np.dtype(dtype)}'):
-        Model(detected(), FACTS, 0.3).run(inputs(1, 3, 64, 64, dtype=dtype))
+    # OpenVINO would convert some of these types, and ONNX Runtime raise an error of its own.
+    for dtype in (np.uint8, np.float16, np.float64):
+        with pytest.raises(TypeError, match=f'img must be .*got {np.dtype(dtype)}'):
+            model.run(inputs(1, 3, 32, 64, dtype=dtype))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The precision in which OpenVINO computes a file, and where it is refused."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,35 +48,16 @@ def test_bfloat16_rounds_to_eight_bits(file):
     assert 1e-4 < error_of(runtime.load(file, runtime='openvino', precision='bfloat16')) < 2e-2
 
 
-def test_onnx_runtime_and_other_precisions_are_refused_by_name(file):
+def test_what_cannot_compute_in_a_precision_is_refused(file, monkeypatch):
     with pytest.raises(ValueError, match=r"precision='bfloat16' needs runtime='openvino', got onnxruntime"):
         runtime.load(file, precision='bfloat16')
     with pytest.raises(ValueError, match=r"precision must be one of .*'float16'"):
         runtime.load(file, runtime='openvino', precision='float16')
-
-
-def test_a_processor_without_bfloat16_is_an_error(file, monkeypatch):
-    """OpenVINO itself raises no error."""
+    # OpenVINO itself raises no error.
     monkeypatch.setattr(sessions, 'has_bfloat16', lambda: False)
     with pytest.raises(ValueError, match='does not compute in bfloat16 on this processor; leave it out for float32'):
         runtime.load(file, runtime='openvino', precision='bfloat16')
     assert error_of(runtime.load(file, runtime='openvino')) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ('model', 'message'),
-    [
-        (['model.onnx'], '--precision bfloat16 needs --runtime openvino, got onnxruntime'),
-        (['config.py', 'weights.pth'], '--precision needs an .onnx file'),
-    ],
-)
-def test_the_command_refuses_them_too(tmp_path, monkeypatch, capsys, model, message):
-    monkeypatch.chdir(tmp_path)
-    write_file('model.onnx')
-    for name in ('config.py', 'weights.pth', 'photo.png'):
-        Path(name).write_text('')
-    assert main(['predict', *model, 'photo.png', '--precision', 'bfloat16']) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_the_command_passes_the_precision_on(tmp_path, monkeypatch):
