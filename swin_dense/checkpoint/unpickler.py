@@ -152,7 +152,7 @@ def _frombuffer(data: Any, dtype: DType, shape: Sequence[int], order: str, axes:
     return array if axes is None else array.transpose(axes)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Storage:
     """Memory of tensors: its bytes, the type of its elements and their number."""
 

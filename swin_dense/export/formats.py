@@ -35,7 +35,7 @@ class ExportError(RuntimeError):
     """The model cannot be traced or converted, or the outputs of the exported file differ from those of the model."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Interface:
     """Inputs, outputs and metadata of a file. Names and metadata are only for ONNX."""
 

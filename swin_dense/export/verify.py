@@ -31,7 +31,7 @@ class Exported:
     errors: dict[tuple[int, ...], float]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """How a file is compared with its model."""
 

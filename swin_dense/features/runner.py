@@ -103,7 +103,7 @@ class Runner:
             torch.cuda.empty_cache()
         else:
             memory.give_back()
-        size = f'{images.shape[2]} x {images.shape[3]} pixels'
+        size = _size_of(images)
         if len(images) == 1:
             smaller = f'{checks.argument("tile", ...)} or {checks.argument("max_side", ...)}'
             return [f'{device} has too little memory for {size}; use {smaller}']
@@ -130,8 +130,11 @@ class Runner:
 
 def _note_size(item: Item, image: Tensor) -> None:
     smaller = f'{checks.argument("tile", ...)} takes less memory, and {checks.argument("max_side", ...)} less time'
-    size = f'{image.shape[2]} x {image.shape[3]} pixels'
-    _logger.warning('%s has %s and is computed whole; %s', name_of(item.source), size, smaller)
+    _logger.warning('%s has %s and is computed whole; %s', name_of(item.source), _size_of(image), smaller)
+
+
+def _size_of(images: Tensor) -> str:
+    return f'{images.shape[2]} x {images.shape[3]} pixels'
 
 
 def batches(
