@@ -36,9 +36,10 @@ _TORCHS_FORWARD = nn.Linear.forward
 
 # A constant, which torch.compile need not trace.
 IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
-# oneDNN keeps code for every number of rows, so that memory grows with each new image size. Products of fewer
-# multiplications gain too little for that, and are left to MKL.
-LEAST_WORK = 3e8
+# Products of fewer multiplications take as long by MKL.
+LEAST_WORK = 1e7
+# oneDNN keeps code and tables for every number of rows that it meets, so that memory would grow with each image size.
+BLOCKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether oneDNN computes the same as ``F.linear`` in this context, and is worth its memory."""
+    """Return whether oneDNN computes the same as ``F.linear`` in this context, and faster."""
     is_recording = context.is_recording()
     if is_recording:
         if context.is_exporting():
@@ -84,8 +85,18 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the layer through the operator that torch's compiler uses; it has no gradient."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+    """Compute the layer in blocks of rows, through the operator that torch's compiler uses; it has no gradient."""
+    weight = weight.contiguous()  # once, not in each block
+    out = x.new_empty(*x.shape[:-1], len(weight))
+    rows, out_rows = x.reshape(-1, x.shape[-1]), out.view(-1, len(weight))
+    done = 0
+    for size in BLOCKS:
+        while done + size <= len(rows):
+            block = slice(done, done + size)
+            out_rows[block] = torch.ops.mkldnn._linear_pointwise(rows[block], weight, bias, 'none', [], '')
+            done += size
+    out_rows[done:] = F.linear(rows[done:], weight, bias)
+    return out
 
 
 class _Linear(torch.autograd.Function):

@@ -20,7 +20,7 @@ from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.layers import FFN, Linear
 from swin_dense.ops import context
 from swin_dense.ops import linear as linear_module
-from swin_dense.ops.linear import is_supported, linear
+from swin_dense.ops.linear import BLOCKS, LEAST_WORK, is_supported, linear
 from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import maps_and_gradients
 from tests.ops.devices import run_python
@@ -60,6 +60,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(linear_module, 'by_onednn', count)
     monkeypatch.setattr(linear_module, 'IS_FASTER_BY_ONEDNN', True)
     monkeypatch.setattr(linear_module, 'LEAST_WORK', 0)
+    monkeypatch.setattr(linear_module, 'BLOCKS', (4,))  # of 6 rows, 4 are a block and 2 the rest
     torch.manual_seed(0)
     return made
 
@@ -314,13 +315,32 @@ def test_products_of_little_work_are_left_to_torch(calls, monkeypatch):
     assert calls
 
 
+def test_onednn_meets_few_numbers_of_rows(monkeypatch):
+    """It keeps memory for each of them."""
+    met = set()
+
+    def product(rows, *arguments):
+        met.add(len(rows))
+        return original(rows, *arguments)
+
+    original = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(torch.ops.mkldnn, '_linear_pointwise', product)
+    monkeypatch.setattr(linear_module, 'BLOCKS', BLOCKS)
+    layer = Linear(7, 5).requires_grad_(False)
+    for rows in (0, 1, 15, 16, 49, 196, 3136, 4095, 5000):
+        x = torch.randn(rows, 7)
+        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+        assert_near(layer(x).double(), expected, 1e-5)
+    assert met == {*BLOCKS}
+
+
 def test_memory_does_not_grow_with_every_image_size():
-    """Without a least amount of work, it grows by 560 MiB here."""
+    """Without blocks of rows, it grows by 560 MiB here."""
     code = """
         import random, torch
         from swin_dense import SwinBackbone
         from swin_dense.ops import linear
-        linear.IS_FASTER_BY_ONEDNN = True
+        linear.IS_FASTER_BY_ONEDNN, linear.LEAST_WORK = True, 0
 
         def resident_mebibytes():
             with open('/proc/self/statm') as file:
@@ -341,7 +361,7 @@ def test_memory_does_not_grow_with_every_image_size():
 
 def test_a_pass_asks_few_questions(monkeypatch):
     """Count the calls that ask about context and tensors, in a pass over four blocks on a small image."""
-    monkeypatch.setattr(linear_module, 'LEAST_WORK', 3e8)
+    monkeypatch.setattr(linear_module, 'LEAST_WORK', LEAST_WORK)
     model = (
         SwinBackbone(
             embed_dims=32,
