@@ -28,13 +28,13 @@ PHOTOGRAPHS = {
     'val': ['grace_hopper.jpg', 'chelsea.png', 'gravel.png', 'brick.png', 'coins.png'],
 }
 # The ids have gaps, as in COCO.
-CATEGORIES = {'disc': 1, 'ring': 2, 'square': 4, 'triangle': 7, 'star': 8}
+CATEGORIES = {'ball': 1, 'clock': 2, 'box': 4, 'flag': 7, 'light': 8}
 # ADE20K has no classes for shapes. Each shape has the label of a similar class: ball, clock, box, flag and light.
-ADE_LABELS = {'disc': 120, 'ring': 149, 'square': 42, 'triangle': 150, 'star': 83}
+ADE_LABELS = {'ball': 120, 'clock': 149, 'box': 42, 'flag': 150, 'light': 83}
 ADE_BACKGROUND = 1  # wall
 ADE_NOT_ANNOTATED = 0
 # The ranges of hues overlap, so that colour is not sufficient to classify a shape.
-HUES = {'disc': 0.0, 'ring': 0.2, 'square': 0.4, 'triangle': 0.6, 'star': 0.8}
+HUES = {'ball': 0.0, 'clock': 0.2, 'box': 0.4, 'flag': 0.6, 'light': 0.8}
 HUE_SPREAD = 0.13
 ADE_FOLDERS = {'train': 'training', 'val': 'validation'}
 SUPERSAMPLING = 4
@@ -131,8 +131,8 @@ def make_scene(rng: np.random.Generator, photograph: np.ndarray) -> tuple[np.nda
         center = rng.uniform(0.2, 0.8, 2) * (width, height)
         for _ in range(rng.integers(8, 14)):
             position = center + rng.normal(0, 12, 2)
-            crowd |= paste(rng, image, 'disc', position, radius=rng.uniform(3, 5))
-        pasted.append(Instance('disc', crowd, is_crowd=True))
+            crowd |= paste(rng, image, 'ball', position, radius=rng.uniform(3, 5))
+        pasted.append(Instance('ball', crowd, is_crowd=True))
     for category in rng.choice(list(CATEGORIES), rng.integers(2, 6)):
         position = rng.uniform(0.1, 0.9, 2) * (width, height)
         pasted.append(Instance(str(category), paste(rng, image, str(category), position, rng.uniform(12, 34))))
@@ -148,7 +148,7 @@ def paste(
     canvas = Image.new('L', (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(canvas)
     draw.polygon([tuple(SUPERSAMPLING * point) for point in outline(rng, category, position, radius)], fill=255)
-    if category == 'ring':
+    if category == 'clock':
         x, y = SUPERSAMPLING * position
         hole = SUPERSAMPLING * radius * 0.5
         draw.ellipse((x - hole, y - hole, x + hole, y + hole), fill=0)
@@ -162,10 +162,10 @@ def paste(
 
 def outline(rng: np.random.Generator, category: str, center: np.ndarray, radius: float) -> np.ndarray:
     """Return the corners of a shape, (corners, 2) as x and y in pixels."""
-    corners = {'disc': 64, 'ring': 64, 'square': 4, 'triangle': 3, 'star': 10}[category]
+    corners = {'ball': 64, 'clock': 64, 'box': 4, 'flag': 3, 'light': 10}[category]
     angles = rng.uniform(0, 2 * math.pi) + np.arange(corners) * 2 * math.pi / corners
     radii = np.full(corners, radius)
-    if category == 'star':
+    if category == 'light':
         radii[::2] *= 0.45
     return center + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], 1)
 

@@ -8,7 +8,7 @@ _base_ = [
 ]
 data_root = 'work_dirs/demo/data/coco/'
 metainfo = dict(
-    classes=('disc', 'ring', 'square', 'triangle', 'star'),
+    classes=('ball', 'clock', 'box', 'flag', 'light'),
     palette=[(220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)],
 )
 max_epochs = 8

@@ -39,7 +39,9 @@ IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
 # Products of fewer multiplications take as long by MKL.
 LEAST_WORK = 1e7
 # oneDNN keeps code and tables for every number of rows that it meets, so that memory would grow with each image size.
-BLOCKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
+# It gets blocks of these sizes, and the rest padded to a multiple of REST.
+BLOCKS = (2048, 1024, 512, 256)
+REST = 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,18 +87,25 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the layer in blocks of rows, through the operator that torch's compiler uses; it has no gradient."""
+    """Compute the layer by oneDNN, in blocks of rows; it has no gradient."""
     weight = weight.contiguous()  # once, not in each block
     out = x.new_empty(*x.shape[:-1], len(weight))
     rows, out_rows = x.reshape(-1, x.shape[-1]), out.view(-1, len(weight))
     done = 0
     for size in BLOCKS:
         while done + size <= len(rows):
-            block = slice(done, done + size)
-            out_rows[block] = torch.ops.mkldnn._linear_pointwise(rows[block], weight, bias, 'none', [], '')
+            out_rows[done : done + size] = _product(rows[done : done + size], weight, bias)
             done += size
-    out_rows[done:] = F.linear(rows[done:], weight, bias)
+    if done < len(rows):
+        rest = rows[done:]
+        padded = F.pad(rest, (0, 0, 0, -len(rest) % REST))
+        out_rows[done:] = _product(padded, weight, bias)[: len(rest)]
     return out
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # The operator that torch's compiler uses
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
 
 
 class _Linear(torch.autograd.Function):

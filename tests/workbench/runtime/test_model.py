@@ -13,7 +13,7 @@ from tests.commands.files import SEGMENTOR, write_model
 
 FACTS = {
     'task': 'detection',
-    'classes': ['disc', 'ring'],
+    'classes': ['ball', 'clock'],
     'palette': [[255, 0, 0], [0, 255, 0]],
     'resize': {'scale': None, 'scale_factor': (2, 0.5), 'keep_ratio': False},
     'mask_threshold': 0.5,
@@ -50,7 +50,7 @@ def test_boxes_and_masks_have_the_size_of_the_picture():
     prediction = Model(file, FACTS, 0.3).predict(PICTURE)
     assert file.feed['img'].shape == (1, 3, 20, 120)
     (instance,) = prediction.record['instances']
-    assert (instance['class'], instance['box']) == ('ring', [10, 10, 30, 30])
+    assert (instance['class'], instance['box']) == ('clock', [10, 10, 30, 30])
     assert coco_mask.area(instance['mask']) == 20 * 20
     assert prediction.painted[20, 20].any()
     assert not prediction.painted[35, 50].any()
@@ -71,7 +71,7 @@ def test_segments_of_queries(most):
     assert (prediction.panoptic[:, :30] == 1000).all()
     assert (prediction.panoptic[:, 30:] == 1).all()
     described = [(one['class'], one['share']) for one in prediction.record['segments']]
-    assert described == [('ring', 0.5), ('disc', 0.5)]
+    assert described == [('clock', 0.5), ('ball', 0.5)]
     if most is not None:
         assert [one['box'] for one in prediction.record['instances']] == [[0, 0, 30, 40]]
         return

@@ -134,7 +134,7 @@ def test_painted_pictures_show_instances_and_segments():
     pixels, mask = photograph(60, 90), np.zeros((60, 90), bool)
     mask[30:40, 50:60] = True
     found = {
-        'class': 'disc',
+        'class': 'ball',
         'label': 1,
         'score': 0.9,
         'box': [50.0, 30.0, 60.0, 40.0],
