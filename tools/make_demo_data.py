@@ -27,9 +27,9 @@ PHOTOGRAPHS = {
     'train': ['astronaut.png', 'coffee.png', 'rocket.jpg', 'motorcycle_left.png', 'grass.png', 'camera.png', 'ihc.png'],
     'val': ['grace_hopper.jpg', 'chelsea.png', 'gravel.png', 'brick.png', 'coins.png'],
 }
-# The ids have gaps, as in COCO.
+# ADE20K has no classes for shapes. Each has the name of a similar class, in both formats: a disc is a ball, a ring a
+# clock, a square a box, a triangle a flag, and a star a light. The ids of COCO have gaps.
 CATEGORIES = {'ball': 1, 'clock': 2, 'box': 4, 'flag': 7, 'light': 8}
-# ADE20K has no classes for shapes. Each shape has the label of a similar class: ball, clock, box, flag and light.
 ADE_LABELS = {'ball': 120, 'clock': 149, 'box': 42, 'flag': 150, 'light': 83}
 ADE_BACKGROUND = 1  # wall
 ADE_NOT_ANNOTATED = 0

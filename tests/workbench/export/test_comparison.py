@@ -128,3 +128,27 @@ def test_instances_that_differ(theirs, ours, share):
         assert found == pytest.approx(share)
         assert count > 0
     assert share_of_unmatched(instances(), instances(), 0.0, 100) == (0, 0)  # nothing to compare
+
+
+@pytest.mark.parametrize(
+    ('image', 'mirrored', 'result'),
+    [
+        ((0.02, 30), None, (0.02, 30)),
+        ((0.05, 31), (0.0, 28), (0.0, 28)),  # a near tie
+        ((0.05, 31), (0.04, 28), (0.04, 28)),
+        ((0.05, 31), (0.06, 28), (0.05, 31)),
+        ((0.05, 31), (0.0, 0), (0.05, 31)),  # nothing was compared
+    ],
+)
+def test_an_image_with_differences_is_compared_mirrored(image, mirrored, result):
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    compared = []
+
+    def compare(run, other):
+        assert run == 'a file'
+        compared.append(other)
+        return [image, mirrored][len(compared) - 1]
+
+    assert whole.compared(compare, 'a file', pixels) == result
+    expected = [pixels] if mirrored is None else [pixels, np.fliplr(pixels)]
+    np.testing.assert_array_equal(compared, expected)

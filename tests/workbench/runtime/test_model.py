@@ -61,7 +61,7 @@ def test_boxes_and_masks_have_the_size_of_the_picture():
 
 @pytest.mark.parametrize('most', [None, 2])
 def test_segments_of_queries(most):
-    """The left half is a disc, which is counted, the right half a ring, which is not."""
+    """The left half is a ball, which is counted, the right half a clock, which is not."""
     mask = np.repeat(np.array([[9, -9]], np.float32), 4, 1).repeat(8, 0)
     classes = np.array([[0.9, 0.1, 0], [0, 0.9, 0.1]], np.float32)
     panoptic = {'object_mask_thr': 0.5, 'iou_thr': 0.5, 'filter_low_score': True}
