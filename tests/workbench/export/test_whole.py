@@ -26,6 +26,7 @@ from swin_dense.workbench.runtime import pictures
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT, folders_named_in
 from tests.examples import load_example
+from tests.mmcv_lite_ops.conftest import PLAIN, use
 from tests.workbench.export import query_models
 from tests.workbench.export.choices import assert_equal_given_choices, with_choices
 from tests.workbench.export.whole_models import HEADS, config_of, picture_of, train
@@ -112,10 +113,13 @@ def planned(exported_model):
     return predictor.model, module.eval(), compare, facts
 
 
-def in_sizes(pixels, divisor=1):
-    """Yield an image in all sizes, rounded up to multiples of a divisor."""
+def in_sizes(pixels, divisor=1, queries=0, strides=()):
+    """Yield an image in all sizes, rounded up to multiples of a divisor, whose maps have enough tokens for queries."""
     for size in SIZES:
-        yield pictures.resized(pixels, *(-(-side // divisor) * divisor for side in size))
+        height, width = (-(-side // divisor) * divisor for side in size)
+        tokens = sum(-(-height // stride) * -(-width // stride) for stride in strides)
+        if tokens >= queries:
+            yield pictures.resized(pixels, height, width)
 
 
 @pytest.mark.parametrize('name', costly(*DETECTORS))
@@ -137,7 +141,7 @@ def test_unseen_sizes_of_detectors_of_boxes(exported, pixels, tmp_path, name):
 def test_unseen_sizes_of_other_models(exported, pixels, name, each):
     _, _, compare, facts = planned(exported(name))
     session, counts = SESSIONS[each](exported(name)[2], 1), []
-    for image in in_sizes(pixels, facts.get('limits', {}).get('divisor', 1)):
+    for image in in_sizes(pixels, **facts.get('limits', {})):
         share, count = compare(session.run, image)
         counts.append(count)
         assert share < 1e-3, image.shape
@@ -145,7 +149,10 @@ def test_unseen_sizes_of_other_models(exported, pixels, name, each):
 
 
 def assert_module_is_exact(model, pixels, mask_threshold):
-    """Compare the module of a detector in float64 with mmdet's own ``predict``; return the number of instances."""
+    """Compare the module of a detector in float64 with mmdet's own ``predict``; return the number of instances.
+
+    Both by mmcv's operators in PyTorch, because the compiled NMS supports only float32 on a CPU.
+    """
     module = whole.graph_of(copy.deepcopy(model)).eval()
     img = torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy()).double()
     ties = []  # for each instance, a region of the image, and which of its pixels are too near the threshold to tell
@@ -156,6 +163,7 @@ def assert_module_is_exact(model, pixels, mask_threshold):
         return probabilities, region
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        use(PLAIN, patch)
         outputs = [out.numpy() for out in module(img)]
         patch.setattr(fcn_mask_head, '_do_paste_mask', paste_as_float32)
         expected = agreement.instances_of_framework(model, pixels)
