@@ -2,9 +2,10 @@
 
     python -m tests.fuzzing.hostile FIRST COUNT
 
-reads the mutants of these numbers with the reader of this package and with ``torch.load(weights_only=True)``, after the
-import of ``swin_dense.mm``. A mutant has other sizes, flags, lengths, names and steps in its pickle, or damaged bytes.
-The last line of the output counts the files that were read and refused; without it, the number before is the culprit.
+reads the mutants of these numbers with the reader of this package and, where torch does not crash by itself, with
+``torch.load(weights_only=True)``, after the import of ``swin_dense.mm``. A mutant has other sizes, flags, lengths, names
+and steps in its pickle, or damaged bytes. The last line of the output counts the files that were read and refused;
+without it, the number before is the culprit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from tests.images.mutations import mutate
 
 SECONDS = 60  # for one file
 GIGABYTES = 6
+# Earlier versions do not compare a record with the size that the pickle claims: by themselves they read beyond its end.
+TORCH_COMPARES_SIZES = torch.__version__ >= '2.10'
 _NUMBERS = [0, 1, 2, 3, 7, 8, 63, 255, 4096, 10**30]
 _NUMBERS += [2**20, 2**30, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**64]
 _TEXTS = ['x' * 5000]
@@ -175,6 +178,9 @@ def main(first: int, count: int) -> None:
 
     import swin_dense.mm  # noqa: F401  adds to what torch.load accepts
 
+    readers = [read_by_this_package]
+    if TORCH_COMPARES_SIZES:
+        readers.append(read_by_torch)
     warnings.simplefilter('ignore')
     resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30,) * 2)
     outcomes: Counter[str] = Counter()
@@ -184,7 +190,7 @@ def main(first: int, count: int) -> None:
             os.write(1, f'{seed}\r'.encode())
             signal.alarm(SECONDS)
             path.write_bytes(mutant(seed))
-            outcomes.update([read_by_this_package(path), read_by_torch(path)])
+            outcomes.update(reader(path) for reader in readers)
     signal.alarm(0)
     print(f'\ndone: {dict(outcomes)}')
 
