@@ -3,9 +3,9 @@
     python -m tests.fuzzing.hostile FIRST COUNT
 
 reads the mutants of these numbers with the reader of this package and, where torch does not crash by itself, with
-``torch.load(weights_only=True)``, after the import of ``swin_dense.mm``. A mutant has other sizes, flags, lengths, names
-and steps in its pickle, or damaged bytes. The last line of the output counts the files that were read and refused;
-without it, the number before is the culprit.
+``torch.load(weights_only=True)``, after the import of ``swin_dense.mm``. A mutant has other sizes, flags, lengths,
+names and steps in its pickle, or damaged bytes. The last line of the output counts the files that were read and
+refused; without it, the number before is the culprit.
 """
 
 from __future__ import annotations

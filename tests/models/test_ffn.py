@@ -152,6 +152,7 @@ def test_every_stage_may_have_its_own():
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_compiled(kind):
     torch._dynamo.reset()
-    compiled = torch.compile(make(kind), backend='aot_eager', fullgraph=True)
+    has_whole_graphs = torch.__version__ >= '2.6'  # earlier versions compile several, with the same results
+    compiled = torch.compile(make(kind), backend='aot_eager', fullgraph=has_whole_graphs)
     assert_near(gradients(compiled), gradients(make(kind, with_cp=False)), 1e-10)
     torch._dynamo.reset()
