@@ -236,7 +236,7 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
         raise CheckpointError(
             f'{shown(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, download '
-            f'the file on another machine and give its path instead of the address, or copy it to {path}'
+            f'the file on another machine and give its path, or copy it to {path}'
         ) from error
     return path
 

@@ -18,6 +18,7 @@ from swin_dense.commands._options import add_settings
 from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.atomic import check_folder
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.recipes.files import load_recipe
 
@@ -84,10 +85,7 @@ def config_to_run(args: argparse.Namespace) -> Config:
         config.work_dir = args.work_dir
     elif config.get('work_dir') is None:
         config.work_dir = f'work_dirs/{Path(args.config).stem}'
-    work_dir = Path(config.work_dir)
-    there = next(folder for folder in (work_dir, *work_dir.parents) if folder.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(f'cannot use the work directory {work_dir}: {there} is a file')
+    check_folder(Path(config.work_dir))
     return config
 
 

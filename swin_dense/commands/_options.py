@@ -113,7 +113,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     help = (
         'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b, '
         'and a dict, which replaces the entry, as in Python; address a list entry by its index: '
-        'pipeline.2.scale=(640,400)'
+        '"pipeline.2.scale=(640,400)", in quotes, because a shell reads parentheses'
     )
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)

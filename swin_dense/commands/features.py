@@ -26,7 +26,7 @@ from swin_dense.commands._options import (
 )
 from swin_dense.images.listing import list_images
 from swin_dense.utils import checks, packages
-from swin_dense.utils.atomic import alone
+from swin_dense.utils.atomic import alone, check_folder
 from swin_dense.utils.choices import POOLINGS
 from swin_dense.utils.signals import stop_signals
 
@@ -72,6 +72,7 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError('--max-side cannot be used with --tile; leave --tile out')
     if args.out.suffix and not args.out.is_dir():
         raise ValueError(f'--out must be a folder, to which many files are written, got {str(args.out)!r}')
+    check_folder(args.out)
     normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
     minimums = {'batch_size': 1, 'workers': 0, 'tile': 1, 'overlap': 0, 'max_side': 1, 'page': 0}

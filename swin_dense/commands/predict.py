@@ -39,6 +39,7 @@ from swin_dense.commands._options import add_device, add_force, add_settings, ch
 from swin_dense.images.listing import is_image, real_path, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.atomic import check_folder
 from swin_dense.utils.choices import PRECISIONS, RUNTIMES
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.runtime.clock import Clock  # imports numpy, which --help does not need
     from swin_dense.workbench.runtime.folder import ResultFolder
 
+    check_folder(args.out)
     folder = ResultFolder(args.out, args.resume, args.force)
     folder.named(images)  # an error before the model is read
     laps: list[dict[str, float]] = []

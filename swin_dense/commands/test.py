@@ -17,7 +17,7 @@ from swin_dense.commands._mm import (
     run_to_its_end,
 )
 from swin_dense.commands._options import add_force, check_checkpoint
-from swin_dense.utils.atomic import check_free
+from swin_dense.utils.atomic import check_folder, check_free
 
 GROUP = 'models'
 EXTRA = 'mm'
@@ -29,14 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_partial(parser)
     parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
-    parser.add_argument('--show-dir', help='folder for images that show predictions next to the ground truth')
+    parser.add_argument('--show-dir', type=Path, help='folder for images of predictions next to the ground truth')
     parser.add_argument('--tta', action='store_true', help='use the test-time augmentation of the config')
 
 
 def run(args: argparse.Namespace) -> int:
     check_checkpoint(args.checkpoint, of_backbone=False)
     if args.out is not None:
+        check_folder(args.out.parent)
         check_free(args.out, args.force)
+    if args.show_dir is not None:
+        check_folder(args.show_dir)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
     from mmengine.registry import RUNNERS
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.weights import build_whole
 
-    options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
+    options = {'out': args.out and str(args.out), 'show_dir': args.show_dir and str(args.show_dir), 'tta': args.tta}
     with checkpoint_file(args.checkpoint) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)
         # mmengine leaves at random what a checkpoint lacks, with a line in its log.

@@ -22,7 +22,17 @@ def check_destination(path: Path, force: bool) -> None:
         raise FileNotFoundError(f'there is no folder {path.parent}; create it first')
     if path.is_dir():
         raise IsADirectoryError(f'{path} is a folder')
+    check_folder(path.parent)
     check_free(path, force)
+
+
+def check_folder(path: Path) -> None:
+    """Raise OSError if no files can be written to a folder, which is created later if there is none."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f'{path} must be a folder, but {there} is a file')
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f'the folder {there} is not writable; choose another')
 
 
 def check_free(path: Path, force: bool) -> None:

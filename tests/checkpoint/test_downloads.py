@@ -289,7 +289,7 @@ class TestNames:
     def test_without_the_network(self, server, address, backbone, name):
         server.shutdown()
         server.server_close()
-        with pytest.raises(CheckpointError, match='give its path instead of the address, or copy it to') as raised:
+        with pytest.raises(CheckpointError, match='give its path, or copy it to') as raised:
             load(backbone, name)
         assert address in str(raised.value)
         place = Path(str(raised.value).rpartition('copy it to ')[2])

@@ -74,6 +74,39 @@ def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, o
     assert (place / out).read_text() == 'mine'
 
 
+TO_FOLDERS = [
+    'features image.png --out {}',
+    'predict none image.png image.png --out {}',
+    'test none image.png --show-dir {}',
+    'test none image.png --out {}/a.pkl',
+]
+
+
+@pytest.mark.parametrize('arguments', TO_FOLDERS)
+def test_a_file_in_the_place_of_a_folder(place, capsys, arguments):
+    (place / 'mine').write_text('mine')
+    assert main(arguments.format('mine').split()) == 2
+    assert 'mine must be a folder, but mine is a file' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        *TO_FOLDERS,
+        'convert none.pth --out {}/a.pth',
+        'explore image.png --checkpoint none.pth --out {}/a.html',
+        'export none.pth --out {}/a.ts',
+        'config none --out {}/a.py',
+    ],
+)
+def test_a_folder_that_is_not_writable(place, capsys, monkeypatch, arguments):
+    (place / 'kept').mkdir()
+    # Tests may run as root, which may write everywhere.
+    monkeypatch.setattr('os.access', lambda path, mode: str(path) != 'kept')
+    assert main(arguments.format('kept').split()) == 2
+    assert 'the folder kept is not writable; choose another' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [

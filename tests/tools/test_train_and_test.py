@@ -112,7 +112,7 @@ def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     [
         ('{} --set train_dataloader.dataset.data_root=nowhere', 'no nowhere/'),
         ('{} --set train_cfg=None', 'the config has no train_cfg'),
-        ('{} --work-dir setup.py/x', 'cannot use the work directory setup.py/x: setup.py is a file'),
+        ('{} --work-dir setup.py/x', 'setup.py/x must be a folder, but setup.py is a file'),
         ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'variables COCO_ROOT'),
     ],
 )

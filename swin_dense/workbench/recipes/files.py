@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 _PACKAGE = Path(__file__).parents[2]
+_SUFFIXES = ('.py', '.json', '.yaml', '.yml')  # that mmengine reads
 _FOREIGN_BASE = re.compile(r"'(mmdet|mmseg)::")
 
 
@@ -58,6 +59,11 @@ def load_recipe(name: str) -> Config:
     from mmengine.config import Config  # imports torch, which the error above does not need
 
     if is_file:
+        if Path(name).suffix not in _SUFFIXES:
+            raise ValueError(
+                f'{name} is not a config, which ends in {", ".join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}; a config, or '
+                'the name of a recipe, comes before checkpoints and images'
+            )
         try:
             config = Config.fromfile(name)
             list(config.values())  # a lazy config imports its classes here

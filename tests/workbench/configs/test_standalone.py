@@ -103,6 +103,12 @@ def test_invalid_configs_are_refused(tmp_path, capsys, text, options, message):
     assert not (tmp_path / 'mine.py').exists()
 
 
+def test_a_checkpoint_in_the_place_of_a_config(tmp_path, capsys):
+    (tmp_path / 'a.pth').touch()
+    assert main(['config', str(tmp_path / 'a.pth')]) == 2
+    assert 'a.pth is not a config, which ends in .py, .json, .yaml or .yml' in capsys.readouterr().err
+
+
 def test_settings(tmp_path):
     settings = ['model.backbone.with_cp=True', 'load_from=my weights/a.pth']
     config = write(tmp_path, '--set', *settings, '--set', 'val_dataloader.dataset.ann_file=other.json')
