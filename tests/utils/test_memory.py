@@ -50,8 +50,8 @@ def test_a_pass_finds_the_memory_of_the_pass_before(how):
     calls, keeps, faults = run(*how, **{KEEP_VARIABLE: '1'})
     assert keeps
     assert calls == 1
-    # Page faults of the median pass, because the heap may still grow in one or two of them. If glibc returns the memory,
-    # most passes have 2,000 to 6,000.
+    # Page faults of the median pass, because the heap may still grow in one or two of them. If glibc returns the
+    # memory, most passes have 2,000 to 6,000.
     assert faults < 100
 
 
