@@ -137,7 +137,7 @@ def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
         ('missing', 'features photos --out out --tile 0', 'error: --tile must be at least 1'),
         ('missing', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('broken', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
-        ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'Not a directory'),
+        ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'model.onnx/a must be a folder'),
         pytest.param('missing', 'predict swin.py swin.pth photos/a.png', 'needs torch', marks=needs('mmcv')),
     ],
 )
