@@ -8,12 +8,10 @@ Files for other runtimes: export_model, export_whole.
 Packages with further public names: features, integrations, ops, runtime.
 """
 
-import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
-from swin_dense.utils.deprecation import GoneModules
 from swin_dense.utils.lazy import public_name, require_core
 
 if TYPE_CHECKING:
@@ -88,5 +86,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_PACKAGES, *with_mmengine, '__version__'])
 
 
-sys.meta_path.append(GoneModules())
 _registration.register_with_mmengine()

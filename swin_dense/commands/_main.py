@@ -19,7 +19,6 @@ import swin_dense
 from swin_dense.commands._options import SPELLED
 from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import checks
-from swin_dense.utils.deprecation import why_gone
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.lazy import require_core
 
@@ -52,12 +51,6 @@ _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = f'swin-dense {arguments[0]}' if arguments else ''
-    options = [argument.partition('=')[0] for argument in arguments[1:]]
-    for name in (command, *[f'{command} {option}' for option in options]):
-        if (reason := why_gone(name)) is not None:
-            print(f'error: {reason}', file=sys.stderr)
-            return 2
     if not arguments or arguments[0] not in command_names():
         _print_overview(arguments[:1])  # or the version or an error, and exits
     name = arguments[0]

@@ -18,7 +18,6 @@ from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import write_json, write_tensors, written_whole
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
-_FORMER = ('_shard-*.json', 'settings.json')
 ROWS_PER_PART = 4096
 Content = TypeVar('Content')
 
@@ -33,8 +32,6 @@ class FeatureFolder:
     def __init__(self, root: Path, settings: Mapping[str, Any]) -> None:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
-        if any(any(root.glob(pattern)) for pattern in _FORMER):
-            raise ValueError(f'{root} contains features of an older version, which cannot be extended, only read')
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
         there = _read(root / SETTINGS, _settings)

@@ -7,7 +7,6 @@ import sys
 from importlib.util import find_spec
 
 from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.hooks import CheckpointHook
 from mmengine.registry import MODELS, Registry
 
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
@@ -41,6 +40,3 @@ for _scope in ('mmpretrain', 'mmcls'):
 
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')
-
-# The name of mmengine's hook in configs that version 0.3 wrote.
-WholeCheckpointHook = CheckpointHook

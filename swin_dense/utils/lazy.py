@@ -9,20 +9,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from swin_dense.utils.deprecation import why_gone
-
 
 def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
     """Return a public name, or a module, of a package, given the full name of the module of each.
 
-    Raises AttributeError if there is no such name; of one that is gone, the message says what to use.
+    Raises AttributeError if there is no such name.
     """
     if name in homes:
         found = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, found)
         return found
-    if (reason := why_gone(f'{package}.{name}')) is not None:
-        raise AttributeError(reason)
     if name.startswith('_') or find_spec(f'{package}.{name}') is None:
         raise AttributeError(f'module {package!r} has no attribute {name!r}')
     return import_module(f'{package}.{name}')

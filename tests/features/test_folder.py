@@ -140,7 +140,7 @@ def test_a_file_of_another_program_is_named(command, tmp_path, capsys, name, con
     assert (tmp_path / 'out' / name).read_bytes() == content
 
 
-def test_a_folder_in_use_and_one_of_an_older_version_are_refused(command, tmp_path, capsys):
+def test_a_folder_in_use_is_refused(command, tmp_path, capsys):
     from filelock import FileLock
 
     run, _ = command
@@ -149,8 +149,3 @@ def test_a_folder_in_use_and_one_of_an_older_version_are_refused(command, tmp_pa
     with FileLock(tmp_path / 'out' / '.lock'):
         assert run(*paths) == 2
     assert 'another extraction is writing' in capsys.readouterr().err
-    for name in ('_shard-00000-of-00001.json', 'settings.json'):
-        (tmp_path / 'out' / name).write_text('{}')
-        assert run(*paths) == 2
-        assert 'an older version' in capsys.readouterr().err
-        (tmp_path / 'out' / name).unlink()
