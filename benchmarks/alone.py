@@ -1,8 +1,8 @@
 """Time Swin-T in a process of its own, as a user runs it: our backbone and those of other libraries, in turns.
 
     python benchmarks/alone.py --packages .venv-peers/lib/python3.11/site-packages \\
-        --json benchmarks/results/amd_alone.json
-    python benchmarks/alone.py --form compiled --packages ... --json benchmarks/results/amd_alone_compiled.json
+        --json benchmarks/results/zen5_alone.json
+    python benchmarks/alone.py --form compiled --packages ... --json benchmarks/results/zen5_alone_compiled.json
 
 In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
 each model has a process, and the processes take turns in a random order, so that a machine that gets slower gets slower

@@ -28,11 +28,6 @@ PAGES = {
         f'alone.py {OTHERS} --json benchmarks/results/{{kind}}_alone.json',
         f'alone.py --form compiled {OTHERS} --json benchmarks/results/{{kind}}_alone_compiled.json',
         f'alone.py --form bfloat16 {OTHERS} --json benchmarks/results/{{kind}}_alone_bfloat16.json',
-        f'{COMPARE} --size 224 224 --rounds 8 --no-memory --json benchmarks/results/{{kind}}_infer_224.json',
-        f'{COMPARE} --size 224 224 --batch 8 --rounds 3 --no-memory '
-        f'--json benchmarks/results/{{kind}}_infer_8x224.json',
-        f'{COMPARE} --size 512 512 --rounds 4 --no-memory --json benchmarks/results/{{kind}}_infer_512.json',
-        f'{COMPARE} --size 800 1344 --rounds 2 --no-memory --json benchmarks/results/{{kind}}_infer_800x1344.json',
         f'{COMPARE} {TRAIN} --rounds 2 --json benchmarks/results/{{kind}}_train_512.json',
     ),
     'files': ('exports_whole.py --out benchmarks/results/exports_whole.json',),

@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,29 +67,13 @@ def _our_ms(report: dict[str, Any], case: str) -> float:
 
 
 def speed_table(*reports: dict[str, Any]) -> str:
-    """Return a table of our time, and of the times of others relative to it.
-
-    Args:
-        reports: those of benchmarks/alone.py, one model per process; then those of benchmarks/benchmark.py, all
-            models in one process, for processors that have no other.
-    """
+    """Return a table of our time, and of the times of others relative to it, from reports of benchmarks/alone.py."""
     rows = []
-    for processor, case, ours, ratios in _speeds(reports):
-        medians = [f'{statistics.median(ratios[name]):.2f}' for name in ALONE_PEERS]
-        rows.append([case, processor, f'{ours:,.0f}', *medians])
-    return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
-
-
-def _speeds(reports: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, float, dict[str, list[float]]]]:
-    """Yield processor, case, our median time in ms and the ratios of others."""
-    alone = set()
     for report in reports:
-        if 'form' in report:
-            alone.add(report['processor'])
-            for case, ratios in report['ratios'].items():
-                yield report['processor'], case, _our_ms(report, case), ratios
-        elif report['processor'] not in alone:
-            yield f'{report["processor"]}*', _case(report), report['rows']['auto']['median_ms'], report['ratios']
+        for case, ratios in report['ratios'].items():
+            medians = [f'{statistics.median(ratios[name]):.2f}' for name in ALONE_PEERS]
+            rows.append([case, report['processor'], f'{_our_ms(report, case):,.0f}', *medians])
+    return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
 
 
 def speed_line(*reports: dict[str, Any]) -> str:
@@ -112,7 +96,8 @@ def chinese_speed_line(*reports: dict[str, Any]) -> str:
 
 def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
     """Return the least and the largest median time of mmdet's Swin relative to ours."""
-    medians = [statistics.median(ratios['mmdet']) for *_, ratios in _speeds(reports)]
+    cases = [ratios for report in reports for ratios in report['ratios'].values()]
+    medians = [statistics.median(ratios['mmdet']) for ratios in cases]
     return f'{min(medians):.2f}', f'{max(medians):.2f}'
 
 
@@ -215,15 +200,13 @@ def _by_processor(*results: str) -> list[str]:
     return [name for name in names if (ROOT / 'benchmarks/results' / name).exists()]
 
 
-CPU_REPORTS = _by_processor('infer_512', 'infer_800x1344', 'train_512')
 ALONE_REPORTS = _by_processor('alone')
 FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
-SPEED_REPORTS = [*ALONE_REPORTS, *CPU_REPORTS]
 # Maps markers in pages to files below benchmarks/results and the function that formats them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
-    'speed': (SPEED_REPORTS, speed_table),
-    'speed in a line': (SPEED_REPORTS, speed_line),
-    'speed in a Chinese line': (SPEED_REPORTS, chinese_speed_line),
+    'speed': (ALONE_REPORTS, speed_table),
+    'speed in a line': (ALONE_REPORTS, speed_line),
+    'speed in a Chinese line': (ALONE_REPORTS, chinese_speed_line),
     'speed forms': (FORM_REPORTS, forms_table),
     'gpu attention': (['h200_attention.json'], gpu_attention_table),
     'memory': (_by_processor('train_512'), memory_table),

@@ -214,6 +214,24 @@ def test_function_transforms(calls):
     assert calls  # batched gradients of a layer that oneDNN has computed
 
 
+@pytest.mark.skipif(TorchVersion(torch.__version__) < '2.4', reason='older versions have no custom operators')
+def test_compiled_function_transforms(calls):
+    torch._dynamo.reset()
+    layer, x = Linear(7, 5), torch.randn(3, 7)
+
+    def loss(weight, x):
+        return torch.func.functional_call(layer, {'weight': weight}, (x,)).pow(2).sum()
+
+    def exact_loss(weight, x):
+        return F.linear(x, weight, layer.bias.double()).pow(2).sum()
+
+    compiled = torch.compile(torch.func.grad(loss), backend='aot_eager', fullgraph=True)
+    exact = torch.func.grad(exact_loss)(layer.weight.detach().double(), x.double())
+    assert_close([compiled(layer.weight.detach(), x)], [exact])
+    assert not calls
+    torch._dynamo.reset()
+
+
 def operators(graph):
     return [str(node.target) for node in graph.nodes if node.op == 'call_function']
 
@@ -405,15 +423,21 @@ def test_a_pass_asks_few_questions(monkeypatch):
     assert len(questions) <= 60
 
 
-AMD = 'vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC'
-INTEL = 'vendor_id\t: GenuineIntel'
+CPUINFO = 'processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\nmodel name\t: EPYC\n'
+ZEN_4 = CPUINFO.format('AuthenticAMD', 25)
+ZEN_5 = CPUINFO.format('AuthenticAMD', 26)
+LATER = CPUINFO.format('AuthenticAMD', 260)
+INTEL = CPUINFO.format('GenuineIntel', 26)
+WINDOWS = 'AMD64 Family {} Model 33 Stepping 0, AuthenticAMD'
 
 
 @pytest.mark.parametrize(
     ('processor', 'capability', 'faster'),
     [
-        (AMD, 'AVX512', True),
-        (AMD, 'AVX2', False),
+        (ZEN_5, 'AVX512', True),
+        (ZEN_5, 'AVX2', False),
+        (ZEN_4, 'AVX512', False),
+        (LATER, 'AVX512', False),
         (INTEL, 'AVX512', False),
         ('', 'AVX512', False),
     ],
@@ -427,10 +451,13 @@ def test_the_processors_on_which_it_is_used(monkeypatch, processor, capability, 
     assert not linear_module._is_faster_by_onednn()
 
 
-def test_the_processor_without_the_files_of_linux(monkeypatch):
+@pytest.mark.parametrize(('family', 'faster'), [(25, False), (26, True)])
+def test_the_processor_without_the_files_of_linux(monkeypatch, family, faster):
     monkeypatch.setattr(Path, 'open', mock.Mock(side_effect=FileNotFoundError))
-    monkeypatch.setattr(platform, 'processor', lambda: 'AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD')
-    assert 'AuthenticAMD' in linear_module._processor()
+    monkeypatch.setattr(platform, 'processor', lambda: WINDOWS.format(family))
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: 'AVX512')
+    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: True)
+    assert linear_module._is_faster_by_onednn() is faster
 
 
 def test_threads_and_forked_processes(calls):
