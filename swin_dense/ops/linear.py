@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from swin_dense.ops import context
 from swin_dense.utils import compat
 
-
 # The AMD family that gains at least a tenth at 224 and at 512 pixels: Zen 5. Zen 4, whose AVX-512 units have 256 bits,
 # loses at 224, and later families were not measured.
 FAMILY = 26
