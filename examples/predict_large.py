@@ -23,6 +23,7 @@ import rasterio
 from rasterio.windows import Window
 
 from swin_dense import runtime
+from swin_dense.utils.atomic import write_text, written_whole
 
 TILE, OVERLAP = 896, 224  # in pixels
 
@@ -31,13 +32,12 @@ def map_classes(model: Any, scene: str, out: str) -> None:
     """Write the class of each pixel as a GeoTIFF with the georeference of the scene; no data is the largest value."""
     dtype = np.min_scalar_type(len(model.classes))
     no_data = np.iinfo(dtype).max
-    partial = Path(f'{out}.part')
-    with rasterio.open(scene) as image:
+    with written_whole(Path(out)) as unfinished, rasterio.open(scene) as image:
         whole = Window(0, 0, image.width, image.height)
         place = {'crs': image.crs, 'transform': image.transform}
         stored = {'driver': 'GTiff', 'tiled': True, 'compress': 'deflate', 'bigtiff': 'if_safer'}
         band = {'width': image.width, 'height': image.height, 'count': 1, 'dtype': dtype, 'nodata': no_data}
-        with rasterio.open(partial, 'w', **band, **place, **stored) as written:
+        with rasterio.open(unfinished, 'w', **band, **place, **stored) as written:
             for top, left in product(range(0, image.height, TILE), range(0, image.width, TILE)):
                 kept = Window(left, top, TILE, TILE).intersection(whole)
                 side = TILE + 2 * OVERLAP
@@ -46,7 +46,6 @@ def map_classes(model: Any, scene: str, out: str) -> None:
                 labels = np.where(image.dataset_mask(window=seen), labels, no_data).astype(dtype)
                 row, column = top - seen.row_off, left - seen.col_off
                 written.write(labels[row : row + kept.height, column : column + kept.width], 1, window=kept)
-    partial.replace(out)
 
 
 def detect(model: Any, scene: str, out: str) -> None:
@@ -88,9 +87,7 @@ def detect(model: Any, scene: str, out: str) -> None:
             encoded = run_lengths.encode(np.asfortranarray(mask, np.uint8))
             result['segmentation'] = {**encoded, 'counts': encoded['counts'].decode()}
         results.append(result)
-    partial = Path(f'{out}.part')
-    partial.write_text(json.dumps(results))
-    partial.replace(out)
+    write_text(Path(out), json.dumps(results))
 
 
 def channels_last(bands: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import shown
-from swin_dense.utils.atomic import alone, written_whole
+from swin_dense.utils.atomic import alone, remove, written_whole
 
 _logger = logging.getLogger(__package__)
 _TIMEOUT = 60  # seconds without any data
@@ -224,7 +224,7 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
         with alone(path.with_name(f'{name}.lock')):
             if not path.exists():
                 for leftover in path.parent.glob(f'.????????-{glob.escape(name)}'):  # of a process that was killed
-                    leftover.unlink()
+                    remove(leftover)
                 with written_whole(path) as unfinished:
                     _receive(address, unfinished)
                     _check_digest(unfinished, digest)

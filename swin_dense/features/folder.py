@@ -15,7 +15,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
-from swin_dense.utils.atomic import write_json, write_tensors, written_whole
+from swin_dense.utils.atomic import file_at, write_json, write_tensors, written_whole
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 ROWS_PER_PART = 4096
@@ -87,6 +87,7 @@ def weights_digest(module: torch.nn.Module) -> str:
 
 def _read(file: Path, parse: Callable[[Path], Content]) -> Content:
     """Parse a file of the folder; raise a ValueError if `swin-dense features` did not write it, or it is damaged."""
+    file_at(file)  # to open a pipe would wait
     try:
         return parse(file)
     except (ValueError, TypeError) as error:

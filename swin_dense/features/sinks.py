@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swin_dense.features.extraction import Blocks, Maps
 from swin_dense.ops.windows import Pair
-from swin_dense.utils.atomic import reserve, written_whole
+from swin_dense.utils.atomic import file_at, remove, reserve, written_whole
 from swin_dense.utils.choices import POOLINGS
 
 Shape = tuple[int, int, int]
@@ -63,6 +63,7 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
     If the block raises, the folder is unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = [file_at(path) for path in folder.glob('stride_*.npy')]
     with contextlib.ExitStack() as unfinished:
 
         def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
@@ -76,8 +77,8 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
             return lambda stride: open_memmap(paths[stride], 'r+')
 
         yield make
-        for stale in folder.glob('stride_*.npy'):  # the folder must never contain levels of two images
-            stale.unlink()
+        for path in earlier:  # the folder must never contain levels of two images
+            remove(path)
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,14 +16,38 @@ from typing import Any
 
 from swin_dense.utils import checks
 
+_KINDS = {
+    stat.S_IFDIR: 'folder',
+    stat.S_IFCHR: 'device',
+    stat.S_IFBLK: 'device',
+    stat.S_IFIFO: 'pipe',
+    stat.S_IFSOCK: 'socket',
+}
+
+
+def file_at(path: Path) -> Path:
+    """Return the file that a path stands for, which may not exist: the path itself, or where a symbolic link leads.
+
+    Raises:
+        OSError: the path exists and is no regular file, but a folder, device, pipe or socket. No output replaces one.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    else:
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), 'special file')
+            raise FileExistsError(f'{path} is a {kind}, which no output replaces; choose another path')
+    return Path(os.path.realpath(path))
+
 
 def check_destination(path: Path, force: bool) -> None:
     """Raise OSError if a file cannot be written to a path, or would replace another without ``force``."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'there is no folder {path.parent}; create it first')
-    if path.is_dir():
-        raise IsADirectoryError(f'{path} is a folder')
-    check_folder(path.parent)
+    for place in (path, file_at(path)):
+        if not place.parent.is_dir():
+            raise FileNotFoundError(f'there is no folder {place.parent}; create it first')
+        check_folder(place.parent)
     check_free(path, force)
 
 
@@ -36,8 +61,12 @@ def check_folder(path: Path) -> None:
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Raise FileExistsError if a path exists and is no empty folder, unless ``force`` is given."""
-    if not force and (any(path.iterdir()) if path.is_dir() else path.exists()):
+    """Raise FileExistsError if a path exists and is no empty folder, unless ``force`` is given.
+
+    With ``force``, it may be a regular file or a folder, but no device, pipe or socket.
+    """
+    is_taken = any(path.iterdir()) if path.is_dir() else file_at(path).exists()
+    if is_taken and not force:
         raise FileExistsError(f'{path} exists already; {checks.argument("force", True)} replaces it')
 
 
@@ -45,19 +74,32 @@ def check_free(path: Path, force: bool) -> None:
 def written_whole(destination: Path) -> Iterator[Path]:
     """Yield a temporary path beside a file's destination, to which the block writes.
 
-    At its end the file is moved to the destination, replacing another. If the block raises, it is removed. The folder
-    must exist.
+    At its end the file is moved to the destination, replacing a regular file; where the destination is a symbolic
+    link, it replaces the file that the link leads to. If the block raises, it is removed. The folder must exist.
+
+    Raises:
+        OSError: the destination is a folder, device, pipe or socket, before the block or after it.
     """
-    unfinished = destination.with_name(f'.{secrets.token_hex(4)}-{destination.name}')
+    # With the name of the destination, by whose suffix some libraries choose a format.
+    unfinished = file_at(destination).with_name(f'.{secrets.token_hex(4)}-{destination.name}')
     try:
         yield unfinished
         # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
         _flush(unfinished)
-        os.replace(unfinished, destination)
-        _flush(destination.parent)
+        os.replace(unfinished, file_at(destination))
+        _flush(unfinished.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file if it exists; where the path is a symbolic link, delete the file that it leads to.
+
+    Raises:
+        OSError: the path is a folder, device, pipe or socket.
+    """
+    file_at(path).unlink(missing_ok=True)
 
 
 def write_text(destination: Path, text: str) -> None:
@@ -111,6 +153,7 @@ def alone(path: Path, otherwise: str | None = None) -> AbstractContextManager[An
     from filelock import FileLock, Timeout  # a dependency of torch, which exported models do not need
 
     timeout = -1 if otherwise is None else 0  # in seconds; -1 waits for ever
+    file_at(path)  # opening a pipe would wait, and some versions of filelock empty or delete what they find
     try:
         return FileLock(path).acquire(timeout=timeout)
     except Timeout:

@@ -12,7 +12,7 @@ import numpy as np
 from mmengine.config import Config
 
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import check_free, write_text
+from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
@@ -127,7 +127,7 @@ def split_data(
             kept = [one for one in content.get('annotations') or [] if (one.get('image_id') in val_ids) == is_val]
             parts[out.with_suffix(f'.{part}.json')] = json.dumps({**content, 'images': images, 'annotations': kept})
     for path in parts:
-        check_free(path, force)
+        check_destination(path, force)
     try:
         for path, text in parts.items():
             write_text(path, text)
@@ -136,7 +136,7 @@ def split_data(
         yield {**places, **same, **files}
     except BaseException:
         for path in parts:
-            path.unlink(missing_ok=True)
+            remove(path)
         raise
 
 

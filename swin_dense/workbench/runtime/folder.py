@@ -18,7 +18,7 @@ import numpy as np
 
 from swin_dense.images.listing import real_path
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import alone, write_json, written_whole
+from swin_dense.utils.atomic import alone, file_at, remove, write_json, written_whole
 from swin_dense.workbench.runtime.outputs import Prediction
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class ResultFolder:
         Raises:
             ValueError: several images have the same path in the folder.
             FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
-                result of this command, or is that of another image.
+                result of this command, or is that of another image; or no regular file has the name of a result.
         """
         self._entries = self._recorded()
         recorded = {entry.image: name for name, entry in self._entries.items()}
@@ -84,7 +84,7 @@ class ResultFolder:
 
     def _is_done(self, image: str, name: str) -> bool:
         """Return whether an image needs no prediction; raise FileExistsError if it would replace another file."""
-        existing = [ending for ending in ENDINGS if self.file(name, ending).exists()]
+        existing = [ending for ending in ENDINGS if file_at(self.file(name, ending)).exists()]
         if not existing or self._force:
             return False
         first = self.file(name, existing[0])
@@ -107,7 +107,7 @@ class ResultFolder:
         if entry is None:
             return
         for ending in entry.endings:
-            self.file(name, ending).unlink(missing_ok=True)
+            remove(self.file(name, ending))
         self._record(name, _Entry(entry.image, []))
 
     def write(self, image: str, name: str, prediction: Prediction) -> None:
@@ -129,7 +129,7 @@ class ResultFolder:
 
     def _recorded(self) -> dict[str, _Entry]:
         """Read the record: one line of JSON for each change, of which the last counts."""
-        path = self.path / RECORD
+        path = file_at(self.path / RECORD)
         lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
         entries = {}
         for line in lines:
