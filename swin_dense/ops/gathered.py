@@ -9,7 +9,6 @@ place.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from itertools import accumulate
@@ -26,6 +25,7 @@ from swin_dense.ops.windows import (
     Grid,
     WindowSpec,
     region_ids,
+    slots_of_tokens,
     split_edge,
     tokens_of_slots,
     window_grid,
@@ -38,8 +38,8 @@ _stored = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tenso
 _stored.register_fake(torch.clone)
 _stored.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
 
-# Plans of eight image sizes: each of a model's four stages needs two. They take a few hundredths of a map's memory.
-MAX_PLANS = 64
+# In bytes. The plans of an image of 800 x 1344 pixels, two for each of four stages, take 3 MB.
+MAX_PLAN_BYTES = 2**26
 # Attention kernels of older versions of torch for CUDA fail on more; the number of blocks of a grid has 16 bits.
 MAX_WINDOWS = 65_535
 # In numbers. On a GPU, torch's attention copies a mask whose rows do not begin at multiples of it, at every call.
@@ -65,10 +65,16 @@ class Plan(NamedTuple):
     masks: Tensor
     regions: Tensor
 
+    def nbytes(self) -> int:
+        """Return the size of the tensors in bytes."""
+        tensors = (self.token_of_slot, self.slot_of_token, self.masks, self.regions)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 def plan_windows(grid: Grid, device: torch.device) -> Plan:
     """Return the plan for the maps of a grid."""
     rows, columns = window_grid(*grid.size, grid.window)
+    num_tokens = math.prod(grid.window)
     regions_NT = region_ids(grid, device)
     # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
     order = regions_NT.amax(1).argsort(stable=True)
@@ -77,15 +83,48 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     regions_GT = torch.stack([regions_NT[first] for first in accumulate([0, *sizes[:-1]])])
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
     token_of_slot = tokens_of_slots(grid, device)[order].flatten()
-    height, width = grid.size
-    first_of_row = torch.arange(height, device=device) * columns * grid.window[1]
-    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
-    slot_of_token = token_of_slot.argsort()[raster_HW.flatten()]
+    place_of_window = order.argsort()
+    slots_S = slots_of_tokens(grid, device).flatten()
+    slot_of_token = place_of_window[slots_S // num_tokens] * num_tokens + slots_S % num_tokens
     return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT)
 
 
-# The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
-cached_plan = functools.lru_cache(MAX_PLANS)(torch.inference_mode(False)(plan_windows))
+# The plans used last, in the order of use. Their tensors must not be modified.
+_plans: dict[tuple[Grid, torch.device, int], Plan] = {}
+# A CUDA graph reads the memory of the plans with which it was captured whenever it is replayed.
+_captured_plans: dict[tuple[Grid, torch.device], Plan] = {}
+
+
+def cached_plan(grid: Grid, device: torch.device, stream: int = 0) -> Plan:
+    """Return the plan for the maps of a grid, which is made once for each stream of a GPU."""
+    key = grid, device, stream
+    plan = _plans.pop(key, None)  # and back to the end
+    if plan is None:
+        with torch.inference_mode(False):  # an inference tensor could not be used in training later
+            plan = plan_windows(grid, device)
+        others = list(_plans.items())
+        nbytes = plan.nbytes() + sum([other.nbytes() for _, other in others])
+        for other_key, other in others:
+            if nbytes <= MAX_PLAN_BYTES:
+                break
+            _plans.pop(other_key, None)  # another thread may have done so
+            nbytes -= other.nbytes()
+    _plans[key] = plan
+    return plan
+
+
+def gpu_plan(grid: Grid, device: torch.device) -> Plan:
+    """Do the same on a GPU, where a stream's work does not wait for another stream's, and graphs are captured."""
+    plan = _captured_plans.get((grid, device))
+    if plan is not None:
+        return plan
+    if not torch.cuda.is_current_stream_capturing():
+        return cached_plan(grid, device, torch.cuda.current_stream(device).cuda_stream)
+    # torch waits for the device before it captures a graph, so the plans of all streams can be read.
+    for key, plan in list(_plans.items()):
+        if key[:2] == (grid, device):
+            return _captured_plans.setdefault((grid, device), plan)
+    return plan_windows(grid, device)  # its tensors have values when the graph is replayed, which computes them anew
 
 
 def window_attention(
@@ -97,9 +136,9 @@ def window_attention(
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
-    find_plan: Callable[..., Plan] = plan_windows if context.is_recording() else cached_plan
-    if x_BHWC.is_cuda:
-        find_plan = gpu_plan
+    find_plan: Callable[..., Plan] = gpu_plan if x_BHWC.is_cuda else cached_plan
+    if context.is_recording():
+        find_plan = plan_windows
     _, height, width, _ = x_BHWC.shape
     plan = find_plan(Grid((height, width), spec.window, spec.shift), x_BHWC.device)
     qkv = project(_Move.apply(x_BHWC, plan, True))
@@ -205,25 +244,3 @@ def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
         return tokens.index_select(1, plan.token_of_slot)
     tokens = x.index_select(1, plan.slot_of_token)
     return tokens.reshape(-1, *plan.grid.size, x.shape[2])
-
-
-_gpu_plans: dict[tuple[Any, ...], Plan] = {}
-# A CUDA graph reads the memory of the plans with which it was captured whenever it is replayed.
-_captured_plans: dict[tuple[Any, ...], Plan] = {}
-
-
-def gpu_plan(*geometry: Any) -> Plan:
-    """Return the plan for the arguments of :func:`plan_windows` from a cache that knows of CUDA graphs."""
-    plan = _gpu_plans.get(geometry)
-    is_captured = torch.cuda.is_current_stream_capturing()
-    if plan is None:
-        with torch.inference_mode(False):
-            plan = plan_windows(*geometry)
-        if is_captured:
-            return plan  # its tensors have values when the graph is replayed, which computes them anew
-        if len(_gpu_plans) == MAX_PLANS:
-            _gpu_plans.clear()
-        _gpu_plans[geometry] = plan
-    if is_captured:
-        _captured_plans[geometry] = plan
-    return plan

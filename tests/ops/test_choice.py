@@ -3,6 +3,7 @@
 No test needs a GPU: the questions for the device are replaced, and plain operations stand in for the kernel.
 """
 
+import contextlib
 import subprocess
 import warnings
 from types import SimpleNamespace
@@ -249,6 +250,25 @@ def test_nothing_is_tried_while_a_cuda_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
     assert choice.is_kernel(MAP, SPEC, 0.0)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
+    assert choice.is_kernel(MAP, SPEC, 0.0)
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_nothing_is_tried_while_another_thread_captures_on_torchs_own_stream(monkeypatch):
+    """A trial waits for the device, which would end the capture of the other thread with an error."""
+    current = ['own']
+
+    @contextlib.contextmanager
+    def stream(name):
+        current.append(name)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, 'stream', stream)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: current[-1] == 'of torch')
+    monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', 'of torch')
+    assert not choice.is_kernel(MAP, SPEC, 0.0)
+    monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', None)
     assert choice.is_kernel(MAP, SPEC, 0.0)
 
 

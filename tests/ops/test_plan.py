@@ -1,6 +1,8 @@
 """Compare window plans with rolling and partitioning a map of indices, and test their cache."""
 
+import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense.ops import gathered
-from swin_dense.ops.gathered import MAX_PLANS, cached_plan, gpu_plan, plan_windows
+from swin_dense.ops.gathered import cached_plan, gpu_plan, plan_windows
 from swin_dense.ops.windows import Grid
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
@@ -58,29 +60,94 @@ def test_plans_equal_rolling_and_partitioning(grid):
     assert len(plan.groups) <= 4  # of the middle, the last row, the last column and the last corner
 
 
-def test_plans_are_cached_within_limits():
+@pytest.fixture(autouse=True)
+def _no_plans(monkeypatch):
+    monkeypatch.setattr(gathered, '_plans', {})
+    monkeypatch.setattr(gathered, '_captured_plans', {})
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+
+
+def grid_of(columns):
+    return Grid((14, columns), (7, 7), (3, 3))
+
+
+def total_bytes():
+    return sum(plan.nbytes() for plan in gathered._plans.values())
+
+
+@pytest.fixture
+def room_for_four(monkeypatch):
+    """Let the cache have room for four plans of windows in a row, and return how many bytes these are."""
+    limit = sum(plan_windows(grid_of(columns), CPU).nbytes() for columns in (21, 22, 23, 24))
+    monkeypatch.setattr(gathered, 'MAX_PLAN_BYTES', limit)
+    return limit
+
+
+def test_plans_used_last_are_cached_within_a_limit_of_bytes(room_for_four):
     plan = cached_plan(GRID, CPU)
     assert cached_plan(GRID, CPU) is plan
-    for rows in range(MAX_PLANS):
-        cached_plan(Grid((7 * rows + 7, 7), (7, 7), (3, 3)), CPU)
-    assert cached_plan.cache_info().currsize == MAX_PLANS
+    for columns in (22, 23, 24, 25, 26):
+        cached_plan(grid_of(columns), CPU)
+        assert cached_plan(GRID, CPU) is plan
+        assert total_bytes() <= room_for_four
+    assert total_bytes() > 0.5 * room_for_four
+    for columns in (22, 23, 24, 25):
+        cached_plan(grid_of(columns), CPU)
     assert cached_plan(GRID, CPU) is not plan
+
+
+def test_many_small_sizes_are_all_kept():
+    """Twenty sizes of images have 160 plans, and take turns where their order is random."""
+    sizes = [grid_of(columns) for columns in range(1, 161)]
+    plans = [cached_plan(grid, CPU) for grid in sizes]
+    assert all(cached_plan(grid, CPU) is plan for grid, plan in zip(sizes, plans, strict=True))
+
+
+def test_threads_keep_the_limit(monkeypatch, room_for_four):
+    """Eight threads make plans at once, twelve each."""
+    barrier = threading.Barrier(8)
+
+    def plan_at_once(*place):
+        barrier.wait()
+        return plan_windows(*place)
+
+    monkeypatch.setattr(gathered, 'plan_windows', plan_at_once)
+
+    def run(thread):
+        for step in range(12):
+            gpu_plan(grid_of(1 + 12 * thread + step), CPU)
+
+    threads = [threading.Thread(target=run, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.setattr(gathered, 'plan_windows', plan_windows)
+    gpu_plan(GRID, CPU)
+    assert total_bytes() <= room_for_four
+
+
+def test_streams_have_plans_of_their_own(monkeypatch):
+    """A stream would read the plan of another before it is written, or after its memory was given away."""
+    first = gpu_plan(GRID, CPU)
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=7))
+    second = gpu_plan(GRID, CPU)
+    assert second is not first
+    assert gpu_plan(GRID, CPU) is second
 
 
 @pytest.fixture
 def capture(monkeypatch):
-    """Return a function that begins or ends the capture of a CUDA graph; without a GPU, the cache is that of a CPU."""
-    monkeypatch.setattr(gathered, '_gpu_plans', {})
-    monkeypatch.setattr(gathered, '_captured_plans', {})
+    """Return a function that begins or ends the capture of a CUDA graph, which has a stream of its own."""
 
     def capture(is_capturing):
         monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: is_capturing)
+        monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=int(is_capturing)))
 
-    capture(False)
     return capture
 
 
-@pytest.mark.usefixtures('capture')
 @pytest.mark.parametrize('find_plan', [cached_plan, gpu_plan])
 @pytest.mark.parametrize(
     'context',
@@ -89,7 +156,6 @@ def capture(monkeypatch):
 )
 def test_a_plan_does_not_depend_on_where_it_was_made(context, find_plan):
     expected = plan_windows(GRID, CPU)
-    cached_plan.cache_clear()
     with context:
         plan = find_plan(GRID, CPU)
     tables = (plan.token_of_slot, plan.slot_of_token, plan.masks)
@@ -109,17 +175,23 @@ def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
     assert gathered._with_aligned_rows(eights) is eights
 
 
-def test_a_plan_that_a_cuda_graph_reads_is_never_freed(capture):
-    """Plans of 64 other geometries fill the cache after the capture; the memory of the graph's plan must stay."""
-    plan, other = (gpu_plan(Grid((14, columns), (7, 7), (3, 3)), CPU) for columns in (21, 28))
+@pytest.mark.usefixtures('room_for_four')
+def test_a_plan_that_cuda_graphs_read_is_never_freed(capture):
+    """Other plans fill the cache between the captures of a size with two batches."""
+    other = gpu_plan(grid_of(28), CPU)
+    plan = gpu_plan(GRID, CPU)
     capture(True)
     assert gpu_plan(GRID, CPU) is plan
     memory, others_memory = weakref.ref(plan.token_of_slot), weakref.ref(other.token_of_slot)
     del plan, other
     capture(False)
-    for rows in range(MAX_PLANS):
-        gpu_plan(Grid((rows + 1, 7), (7, 7), (3, 3)), CPU)
-        assert len(gathered._gpu_plans) <= MAX_PLANS
+    for columns in range(1, 30):
+        if columns not in (21, 28):
+            gpu_plan(grid_of(columns), CPU)
+    gpu_plan(GRID, CPU)
+    capture(True)
+    gpu_plan(GRID, CPU)
+    capture(False)
     assert memory() is not None
     assert others_memory() is None
 
@@ -129,4 +201,5 @@ def test_a_plan_made_during_a_capture_is_not_cached(capture):
     capture(True)
     first, second = (gpu_plan(GRID, CPU) for _ in range(2))
     assert first is not second
-    assert not gathered._gpu_plans
+    assert not gathered._plans
+    assert not gathered._captured_plans

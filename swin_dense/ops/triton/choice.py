@@ -48,7 +48,7 @@ def is_kernel(x: Tensor, spec: WindowSpec, dropout: float) -> bool:
         return False
     trial = Trial(x.device, product_dtype(x), x.shape[3] // spec.num_heads, spec.window, torch.is_grad_enabled())
     if trial not in _reasons:
-        if torch.cuda.is_current_stream_capturing():
+        if gpu.is_capturing():
             return False  # a graph cannot wait for the result of a trial
         _reasons[trial] = _reason_against(trial)
     return _reasons[trial] is None

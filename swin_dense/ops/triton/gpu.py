@@ -56,3 +56,17 @@ def unsupported_gpu_reason(device: torch.device) -> str | None:
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of the device, or 1 for triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
+
+
+def is_capturing() -> bool:
+    """Return whether this thread captures a CUDA graph, or any thread on the stream that torch captures on by default.
+
+    In the default mode of a capture, no thread may allocate memory or wait for the device.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return True
+    stream = torch.cuda.graph.default_capture_stream
+    if stream is None:
+        return False
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
