@@ -77,21 +77,47 @@ def speed_table(*reports: dict[str, Any]) -> str:
 
 
 def speed_line(*reports: dict[str, Any]) -> str:
-    """Return the line of the README on speed."""
-    least, most = _range_of_mmdet(reports)
+    """Return the lines of the README on speed: GPUs, then CPUs.
+
+    Args:
+        reports: those of :func:`gpu_models_table`, then those of :func:`speed_table`.
+    """
+    device, inference, training = _gpu_ratios(reports[: len(GPU_REPORTS)])
+    least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
     return (
-        f"On the CPUs that were measured, a pass or training step of mmdet's Swin-T takes {least} to {most} times as "
-        'long as ours: [speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
+        f'**On a GPU** ({device}, 2 images of 800 x 1344, bfloat16 by autocast), the Swin-T of timm, torchvision and '
+        f'mmdet takes {inference} times as long as ours for a forward pass, and {training} times for a training step. '
+        f"**On CPUs**, mmdet's takes {least} to {most} times as long. "
+        '[All measurements](docs/speed.md) and [what to set on a GPU](docs/on-a-gpu.md).\n'
     )
 
 
 def chinese_speed_line(*reports: dict[str, Any]) -> str:
-    """Return the line of the Chinese README on speed."""
-    least, most = _range_of_mmdet(reports)
+    """Return the lines of the Chinese README on speed, from the reports of :func:`speed_line`."""
+    device, inference, training = _gpu_ratios(reports[: len(GPU_REPORTS)])
+    least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
+    inference, training = inference.replace(' to ', ' 至 '), training.replace(' to ', ' 至 ')
     return (
-        f'在测过的 CPU 上，mmdet 的 Swin-T 推理或训练一步所用时间是本实现的 {least} 至 {most} 倍：'
-        '[速度](docs/speed.md)，其中还有 timm、transformers、torchvision 与 GPU。\n'
+        f'**GPU**（{device}，2 张 800 x 1344 图像，autocast bfloat16）：timm、torchvision 与 mmdet 的 Swin-T，'
+        f'推理耗时是本实现的 {inference} 倍，训练一步是 {training} 倍。'
+        f'**CPU**：mmdet 的 Swin-T 是 {least} 至 {most} 倍。'
+        '[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)。\n'
     )
+
+
+def _gpu_ratios(sessions: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """Return the GPU, and the ranges of other libraries' wall times in inference and training, relative to ours.
+
+    Times are compared within a session, because the hosts of two machines differ.
+    """
+    ranges = []
+    for is_training in (False, True):
+        ratios = []
+        for session in sessions:
+            walls = {row['model']: row['wall_ms'] for row in _gpu_rows([session], 'eager', is_training)}
+            ratios += [walls[name] / walls['auto'] for name in GPU_PEERS if name in walls]
+        ranges.append(f'{min(ratios):.2f} to {max(ratios):.2f}')
+    return sessions[0]['machine']['device'], *ranges
 
 
 def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
@@ -115,6 +141,87 @@ def gpu_attention_table(report: dict[str, Any]) -> str:
             rows.append(cells)
     passes = ['inference, kernel', 'inference, torch', 'with gradients, kernel', 'with gradients, torch']
     return _table(['map, window; times in ms', 'dtype', *passes], rows)
+
+
+def gpu_models_table(*sessions: dict[str, Any]) -> str:
+    """Return a table of benchmarks/gpu_session.py: whole models under autocast, by inference and training."""
+    titles = ['Swin-T, 2 x 800 x 1344', *(f'inference: {name}' for name in GPU_FIELDS)]
+    titles += [f'training: {name}' for name in GPU_FIELDS]
+    rows = []
+    for name, title in GPU_MODELS.items():
+        cells = []
+        for is_training in (False, True):
+            for step, fields in (('eager', ('wall_ms', 'device_ms', 'launches')), ('memory', ('peak_mib',))):
+                own = [row for row in _gpu_rows(sessions, step, is_training) if row['model'] == name]
+                cells += [_span(own, field) for field in fields]
+        rows.append([title, *cells])
+    return _machines_line(sessions) + _table(titles, rows)
+
+
+def gpu_inference_table(*sessions: dict[str, Any]) -> str:
+    """Return a table of wall / device time of inference in each way to run a model."""
+    return _gpu_times(sessions, GPU_WAYS_OF_INFERENCE, is_training=False)
+
+
+def gpu_training_table(*sessions: dict[str, Any]) -> str:
+    """Return a table of wall / device time of a training step in each way to run a model."""
+    return _gpu_times(sessions, GPU_WAYS_OF_TRAINING, is_training=True)
+
+
+def _gpu_times(sessions: Sequence[dict[str, Any]], ways: dict[str, tuple[str, bool]], is_training: bool) -> str:
+    """Return a table with a row for each way and size.
+
+    Args:
+        ways: title of a way -> step of the session, and whether the model is in bfloat16.
+    """
+    rows = []
+    for title, (step, is_pure) in ways.items():
+        found = _gpu_rows(sessions, step, is_training, is_pure)
+        for batch, size in sorted({(row['batch'], tuple(row['size'])) for row in found}, key=_pixels, reverse=True):
+            cells = []
+            for name in ('auto', *GPU_PEERS):
+                own = [row for row in found if (row['model'], row['batch'], tuple(row['size'])) == (name, batch, size)]
+                device = _span(own, 'device_ms')
+                cells.append(_span(own, 'wall_ms') + (f' / {device}' if device else ''))
+            rows.append([title, ' x '.join(map(str, (batch, *size))), *cells])
+    return _machines_line(sessions) + _table(['wall / device, ms', 'images', 'ours', *GPU_PEERS], rows)
+
+
+def _pixels(images: tuple[int, tuple[int, int]]) -> int:
+    batch, (height, width) = images
+    return batch * height * width
+
+
+def _gpu_rows(
+    sessions: Iterable[dict[str, Any]], step: str, is_training: bool, is_pure: bool = False
+) -> list[dict[str, Any]]:
+    """Return the rows of a step of all sessions that measured it, of models under autocast or in bfloat16."""
+    rows = [row for session in sessions for row in session['steps'].get(step, {'rows': []})['rows']]
+    form = is_training, is_pure
+    return [row for row in rows if (row.get('training', False), row.get('pure_bfloat16', False)) == form]
+
+
+def _span(rows: Iterable[dict[str, Any]], field: str) -> str:
+    """Return the least and the largest value of several machines, one number if they are equal when rounded."""
+    values = sorted(row[field] for row in rows if row.get(field))
+    if not values:
+        return ''
+    digits = 0 if values[0] >= 100 else 1 if values[0] >= 10 else 2
+    ends = [f'{value:,.{digits}f}' for value in (values[0], values[-1])]
+    return ends[0] if ends[0] == ends[1] else ' to '.join(ends)
+
+
+def _machines_line(sessions: Sequence[dict[str, Any]]) -> str:
+    """Return a line with the release, the GPU and the versions of the sessions, and an empty line."""
+    described = []
+    for session in sessions:
+        machine = session['machine']
+        line = (
+            f'Release {machine["release"]}, {machine["device"]}, torch {machine["torch"]}, Triton {machine["triton"]}'
+        )
+        described.append(line)
+    counted = [f'{line}, {described.count(line)} machines.' for line in dict.fromkeys(described)]
+    return ' '.join(counted).replace(', 1 machines', '') + '\n\n'
 
 
 def forms_table(*reports: dict[str, Any]) -> str:
@@ -183,6 +290,28 @@ def _case(report: dict[str, Any]) -> str:
 
 
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
+GPU_PEERS = ('timm', 'torchvision', 'mmdet')
+GPU_MODELS = {
+    'auto': 'ours',
+    'sdpa': "ours, torch's attention",
+    'timm': 'timm',
+    'torchvision': 'torchvision',
+    'mmdet': 'mmdet',
+    'norm prototype': 'ours, with a prototype of the LayerNorm kernel',
+}
+GPU_FIELDS = ('wall, ms', 'device, ms', 'launches', 'peak, MiB')
+# Maps the title of a way to run a model to the step of a session, and to whether the model is in bfloat16.
+GPU_WAYS_OF_INFERENCE = {
+    'autocast': ('eager', False),
+    'model and images in bfloat16': ('eager', True),
+    '`torch.compile`, autocast': ('compiled', False),
+    'CUDA graph, autocast': ('graphs', False),
+    'autocast, other sizes': ('sizes', False),
+}
+GPU_WAYS_OF_TRAINING = {
+    'autocast': ('eager', False),
+    '`make_graphed_callables`, autocast': ('make_graphed_callables', False),
+}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 PAGES = (
     'README.md',
@@ -190,6 +319,7 @@ PAGES = (
     'docs/README.md',
     'docs/decisions/README.md',
     'docs/llms.txt',
+    'docs/on-a-gpu.md',
     'docs/speed.md',
 )
 
@@ -202,12 +332,25 @@ def _by_processor(*results: str) -> list[str]:
 
 ALONE_REPORTS = _by_processor('alone')
 FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
+<<<<<<< HEAD
 # Maps markers in pages to files below benchmarks/results and the function that formats them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed': (ALONE_REPORTS, speed_table),
     'speed in a line': (ALONE_REPORTS, speed_line),
     'speed in a Chinese line': (ALONE_REPORTS, chinese_speed_line),
+=======
+SPEED_REPORTS = [*ALONE_REPORTS, *CPU_REPORTS]
+GPU_REPORTS = ['h200_session_1.json', 'h200_session_2.json']
+# Maps markers in pages to files below benchmarks/results and the function that formats them.
+TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
+    'speed': (SPEED_REPORTS, speed_table),
+    'speed in a line': ([*GPU_REPORTS, *SPEED_REPORTS], speed_line),
+    'speed in a Chinese line': ([*GPU_REPORTS, *SPEED_REPORTS], chinese_speed_line),
+>>>>>>> 2f9939b (Measured on two H200: raw results, tables on speed, a page 'On a GPU' with what to set)
     'speed forms': (FORM_REPORTS, forms_table),
+    'gpu models': (GPU_REPORTS, gpu_models_table),
+    'gpu inference': (GPU_REPORTS, gpu_inference_table),
+    'gpu training': (GPU_REPORTS, gpu_training_table),
     'gpu attention': (['h200_attention.json'], gpu_attention_table),
     'memory': (_by_processor('train_512'), memory_table),
     'whole models': (['exports_whole.json'], whole_models_table),
