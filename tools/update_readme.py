@@ -332,21 +332,12 @@ def _by_processor(*results: str) -> list[str]:
 
 ALONE_REPORTS = _by_processor('alone')
 FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
-<<<<<<< HEAD
-# Maps markers in pages to files below benchmarks/results and the function that formats them.
-TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
-    'speed': (ALONE_REPORTS, speed_table),
-    'speed in a line': (ALONE_REPORTS, speed_line),
-    'speed in a Chinese line': (ALONE_REPORTS, chinese_speed_line),
-=======
-SPEED_REPORTS = [*ALONE_REPORTS, *CPU_REPORTS]
 GPU_REPORTS = ['h200_session_1.json', 'h200_session_2.json']
 # Maps markers in pages to files below benchmarks/results and the function that formats them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
-    'speed': (SPEED_REPORTS, speed_table),
-    'speed in a line': ([*GPU_REPORTS, *SPEED_REPORTS], speed_line),
-    'speed in a Chinese line': ([*GPU_REPORTS, *SPEED_REPORTS], chinese_speed_line),
->>>>>>> 2f9939b (Measured on two H200: raw results, tables on speed, a page 'On a GPU' with what to set)
+    'speed': (ALONE_REPORTS, speed_table),
+    'speed in a line': ([*GPU_REPORTS, *ALONE_REPORTS], speed_line),
+    'speed in a Chinese line': ([*GPU_REPORTS, *ALONE_REPORTS], chinese_speed_line),
     'speed forms': (FORM_REPORTS, forms_table),
     'gpu models': (GPU_REPORTS, gpu_models_table),
     'gpu inference': (GPU_REPORTS, gpu_inference_table),
