@@ -16,7 +16,6 @@ from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
-from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,8 +56,7 @@ def create_backbone(
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
         if prefix is not None:
-            given = checks.argument('prefix', prefix)
-            raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
+            raise TypeError(f'prefix={prefix!r} chooses a backbone in a checkpoint; give the checkpoint too')
         network = network_of(name) or 'swin'
         return BACKBONES[network](name, **cast('dict[str, Any]', backbone_options)).eval()
     found = find_backbone(checkpoint, prefix)
@@ -79,8 +77,7 @@ def has_random_weights(backbone: SwinBackbone) -> bool:
 def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
-        given = checks.argument('checkpoint')
-        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give %s with trained ones', given)
+        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give checkpoint= trained ones')
 
 
 def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -21,8 +21,11 @@ def promises():
     lines = [f'format of ONNX files={FORMAT}', f'format of predictions={RECORD_FORMAT}']
     for name in re.findall(r'^::: (\S+)$', (ROOT / 'docs' / 'reference.md').read_text(), re.M):
         module, _, attribute = name.rpartition('.')
-        parameters = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
-        lines += [name, *[f'{name} {one.name}={shown(one.default)}' for one in parameters]]
+        lines.append(name)
+        public = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(public, type) and issubclass(public, Exception)):
+            parameters = inspect.signature(public).parameters.values()
+            lines += [f'{name} {one.name}={shown(one.default)}' for one in parameters]
     for name in command_names():
         parser = argparse.ArgumentParser(add_help=False)
         importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)

@@ -89,28 +89,25 @@ def arch_letter(name: str, family: str = 'swin') -> str:
     if named not in (None, family):
         other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
         raise ValueError(
-            f'{checks.argument("arch", name)} belongs to {other[str(named)]}; build that class, or remove {named!r} '
-            'from the name'
+            f'arch={name!r} belongs to {other[str(named)]}; build that class, or remove {named!r} from the name'
         )
     letter = ALIASES.get(short, short)
     if letter in ARCHS:
         return letter
     if name in published():
         raise ValueError(
-            f'{name!r} is the name of published weights: {checks.argument("checkpoint", name)} loads them, and the '
-            f'architecture is {published()[name].arch!r}'
+            f'{name!r} is the name of published weights: checkpoint={name!r} loads them, and the architecture is '
+            f'{published()[name].arch!r}'
         )
     if match := _CHECKPOINT_NAME.match(short):
         arch = f'{named or family}_{match[1][0]}'
         raise ValueError(
             f'{name!r} is a checkpoint name of timm or the authors; the architecture is {arch!r} with '
-            f'{checks.argument("window_size", int(match[2]))}, and {checks.argument("checkpoint", ...)} loads the '
-            'weights'
+            f'window_size={int(match[2])}, and checkpoint= loads the weights'
         )
     names = [*ARCHS, *ALIASES]
     raise ValueError(
-        f"{checks.argument('arch')} must be one of {names}, with or without '{family}_' in front, got {name!r}"
-        f'{checks.closest(short, names)}'
+        f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}{checks.closest(short, names)}"
     )
 
 
@@ -129,6 +126,6 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
             raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
         return Arch(**arch)
     raise TypeError(
-        f'{checks.argument("arch")}, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type '
+        f'arch, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type '
         f'{type(arch).__name__}; give other options by name'
     )

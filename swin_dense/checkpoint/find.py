@@ -28,7 +28,6 @@ from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import trained_window, window_of_coordinates, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks
 from swin_dense.utils.choices import FAMILIES
 
 Value = Tensor | StandIn
@@ -316,16 +315,12 @@ def _choose(candidates: dict[Candidate, set[str]], described: str, prefix: str |
 
 def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
     if chosen:
-        return (
-            f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with '
-            f'{checks.argument("prefix", ...)}'
-        )
+        return f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with prefix='
     if prefix is not None:
-        return f'no backbone under {checks.argument("prefix", prefix)}, only under {_prefixes(candidates)}'
-    average = checks.argument('ema', True)
+        return f'no backbone under prefix={prefix!r}, only under {_prefixes(candidates)}'
     if ema:
-        return f'the checkpoint contains no running average of the weights; omit {average}'
-    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with {average}'
+        return 'the checkpoint contains no running average of the weights; omit ema=True'
+    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with ema=True'
 
 
 def _prefixes(choices: Iterable[Candidate]) -> str:

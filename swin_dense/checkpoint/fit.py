@@ -17,7 +17,6 @@ from swin_dense.checkpoint.find import OUT_NORM, Found, is_table
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
 from swin_dense.checkpoint.resize import adapt_channels, offsets, resize_position, resize_table
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')
@@ -26,7 +25,7 @@ HEAD = ('head.weight', 'head.bias')
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 _OF_CLASSIFIER = (
     'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
-    'outputs, build the model with '
+    'outputs, build the model with clamp_window=True'
 )
 _WINDOWS_UNKNOWN = (
     'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
@@ -289,13 +288,12 @@ def _by(pair: Sequence[int]) -> str:
 
 def _use_final_norm(found: Found, target: Target) -> None:
     """Rename the final norm of a classifier to the output norm of the last stage."""
-    given = checks.argument('final_norm', True)
     last = f'norm{max((int(match[1]) for match in map(STAGE.match, found.keys) if match), default=0)}'
     for leaf in ('.weight', '.bias'):
         if f'norm{leaf}' not in found.parameters:
-            raise CheckpointError(f'{given}, but the checkpoint has no final norm; it needs a classifier')
+            raise CheckpointError('final_norm=True, but the checkpoint has no final norm; it needs a classifier')
         if f'{last}{leaf}' not in target.shapes:
-            raise CheckpointError(f'{given}, but the model has no {last} because it does not return that stage')
+            raise CheckpointError(f'final_norm=True, but the model has no {last} because it does not return that stage')
         found.parameters[last + leaf] = found.parameters.pop(f'norm{leaf}')
         found.keys[last + leaf] = found.keys.pop(f'norm{leaf}')
 
@@ -317,9 +315,8 @@ def _report_unused(name: str, found: Found, target: Target, report: Report) -> l
         reason = 'norms of stages that are not returned'
     elif name in ('norm.weight', 'norm.bias', *HEAD):
         reason = 'the classifier' if name in HEAD else "the classifier's final norm"
-        note = _OF_CLASSIFIER + checks.argument('clamp_window', True)
-        if not target.backbone.clamp_window and note not in report.notes:
-            report.notes.append(note)
+        if not target.backbone.clamp_window and _OF_CLASSIFIER not in report.notes:
+            report.notes.append(_OF_CLASSIFIER)
     else:
         report.unexpected += keys
         return keys if is_standard(name) or name.startswith(found.stems) else []

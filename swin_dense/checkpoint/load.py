@@ -218,7 +218,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
             "backbone or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', "
             'checkpoint=...) of the backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the '
             'weights of the backbone, load it inside "with swin_dense.allow_partial_loading():", or give '
-            f'{checks.argument("allow_partial", True)} (in a config, to the backbone)'
+            'allow_partial=True (in a config, to the backbone)'
         )
     try:
         found = find(flatten(given if windows is None else {**given, WINDOWS: windows}), described)

@@ -13,10 +13,8 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import swin_dense
-from swin_dense.commands._options import SPELLED
 from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
@@ -26,7 +24,7 @@ TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
     'Inputs are positional arguments; --out names the output. If the output exists, add --force to replace it; '
     '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, '
-    'heads, pages and bands count from 0.'
+    'heads, pages and bands count from 0. Errors name options as in Python: window_size=7 is --window-size 7.'
 )
 EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
@@ -56,10 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = arguments[0]
     _print_log()
     try:
-        parser = parser_of(name)
-        args = parser.parse_args(arguments[1:])
-        with checks.command_line(spelling(parser)):
-            status = args.run(args)
+        args = parser_of(name).parse_args(arguments[1:])
+        status = args.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
@@ -87,28 +83,6 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.set_defaults(run=command.run)
     command.add_arguments(parser)
     return parser
-
-
-def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
-    """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
-    actions = {action.dest: action for action in parser._actions}
-
-    def spell(name: str, *value: Any) -> str | None:
-        form = '='.join([name, *map(repr, value)])
-        if form in SPELLED:
-            return SPELLED[form]
-        action = actions.get(name)
-        if action is None or not action.option_strings:
-            return None
-        option = action.option_strings[0]
-        if not value or value[0] is True or value[0] is ...:
-            return option
-        if value[0] is False:
-            return f'--no-{option[2:]}'
-        values = value[0] if isinstance(value[0], (tuple, list)) else value
-        return ' '.join([option, *map(str, values)])
-
-    return spell
 
 
 def _print_log() -> None:

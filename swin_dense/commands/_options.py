@@ -16,12 +16,6 @@ from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
 
-# Arguments of Python whose options have other names.
-SPELLED = {
-    'dynamic=False': '--static',
-    **{f'normalization={name!r}': f'--preset {name}' for name in PRESETS},
-}
-
 
 class Pair(argparse.Action):
     """Store one or two numbers as (height, width)."""
@@ -32,12 +26,15 @@ class Pair(argparse.Action):
         setattr(namespace, self.dest, checks.pair(option or self.dest, values))
 
 
-def add_backbone(parser: argparse._ActionsContainer, device: str | None = None) -> None:
-    """Add the options for the architecture, the weights and the device of a backbone."""
-    inferred = 'default: that of the checkpoint'
+def add_checkpoint(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         '--checkpoint', help='weights: name (`swin-dense weights`), file or address (default: random weights)'
     )
+
+
+def add_backbone(parser: argparse._ActionsContainer, device: str | None = None) -> None:
+    """Add the options for the architecture, the weights and the device of a backbone, but for ``--checkpoint``."""
+    inferred = 'default: that of the checkpoint'
     add_prefix(parser)
     parser.add_argument('--arch', help=f'swin_t to swin_l or swinv2_t to swinv2_l ({inferred}, else swin_t)')
     window = f'window size in tokens: side, or height and width; weights are resized to it ({inferred}, else 7)'
@@ -59,7 +56,7 @@ def add_normalization(
     group.add_argument('--scale', help=f'divides stored values, such as 10000 (default: {scale})', **per_channel)
     group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
     group.add_argument(
-        '--preset', choices=list(PRESETS), help='--mean, --std, --scale and --clamp of published weights'
+        '--normalization', choices=list(PRESETS), help='--mean, --std, --scale and --clamp of published weights'
     )
     group.add_argument('--bands', type=int, nargs='+', metavar='N', help='bands to use, in this order, from 0')
 
@@ -72,10 +69,10 @@ def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError('--mean and --std need each other; give both')
     if args.clamp:
         options['clamp'] = True
-    if args.preset is not None:
+    if args.normalization is not None:
         if options:
-            raise ValueError(f'--preset gives --{", --".join(options)}; leave one of them out')
-        options = dict(PRESETS[args.preset])
+            raise ValueError(f'--normalization gives --{", --".join(options)}; leave one of them out')
+        options = dict(PRESETS[args.normalization])
     if args.bands is not None:
         options['bands'] = checks.integers('--bands', args.bands, minimum=0)
     return options
@@ -147,7 +144,7 @@ def check_backbone(args: argparse.Namespace) -> None:
     if args.arch is not None:
         resolve_arch(args.arch, split_name(args.arch)[0] or 'swin')
     if args.checkpoint is None and args.prefix is not None:
-        raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
+        raise ValueError('--prefix chooses a backbone in a checkpoint; give the checkpoint too')
     if args.checkpoint is not None:
         check_checkpoint(args.checkpoint)
 

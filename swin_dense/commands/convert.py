@@ -1,7 +1,7 @@
 """Convert the backbone of any Swin checkpoint to the format of another library.
 
-    swin-dense convert mask_rcnn_swin_tiny.pth --out swin_tiny_mmdet.pth --to mmdet
-    swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 --out swin_tiny.safetensors --to timm
+    swin-dense convert mask_rcnn_swin_tiny.pth --out swin_tiny_mmdet.pth --family mmdet
+    swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 --out swin_tiny.safetensors --family timm
 
 For another window, other image channels or a running average, build the backbone in Python and write the result of
 export_state_dict.
@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_out(parser, 'file to write: .safetensors, or any other suffix for torch.save')
     parser.add_argument(
-        '--to', choices=FAMILIES, default='official', help='library whose format to write (default: %(default)s)'
+        '--family',
+        choices=FAMILIES,
+        default='official',
+        help='library whose format to write (default: %(default)s)',
     )
     add_prefix(parser)
 
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.checkpoint.export import as_checkpoint, export_state_dict, write_file
     from swin_dense.create import create_backbone
 
-    weights = export_state_dict(create_backbone(checkpoint=args.source, prefix=args.prefix), args.to)
-    path = write_file(args.out, as_checkpoint(weights, args.to, flat=args.out.suffix == '.safetensors'), args.force)
-    print(f'wrote {path} ({args.to})')
+    weights = export_state_dict(create_backbone(checkpoint=args.source, prefix=args.prefix), args.family)
+    path = write_file(args.out, as_checkpoint(weights, args.family, flat=args.out.suffix == '.safetensors'), args.force)
+    print(f'wrote {path} ({args.family})')
     return 0

@@ -14,6 +14,7 @@ import sys
 
 from swin_dense.commands._options import (
     add_backbone,
+    add_checkpoint,
     add_normalization,
     add_out,
     check_backbone,
@@ -32,6 +33,7 @@ COARSE = 0.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('image', help='image file')
+    add_checkpoint(parser)
     add_backbone(parser)
     add_normalization(parser)
     add_out(parser, '.html file to write')

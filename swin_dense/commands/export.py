@@ -1,7 +1,7 @@
 """Export a backbone to ONNX, torch.export or TorchScript, or a whole detector or segmentor to ONNX.
 
     swin-dense export swin_t.in1k --out swin_tiny.onnx
-    swin-dense export swin_tiny.pth --out swin_tiny_800x1344.onnx --static --size 800 1344 --half
+    swin-dense export swin_tiny.pth --out swin_tiny_800x1344.onnx --no-dynamic --size 800 1344 --half
     swin-dense export mine.py work_dirs/mine/epoch_12.pth --out model.onnx
 
 With a checkpoint, the command exports a backbone, to .onnx, .pt2 (torch.export) or .ts (TorchScript) by the suffix.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import swin_dense
@@ -49,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='FILE',
         help='CHECKPOINT of a backbone, or CONFIG CHECKPOINT of a whole model (default: a backbone of random weights)',
     )
-    add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
+    add_out(parser, '.onnx, .pt2 or .ts file to write')
     add_settings(parser)
     parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
     parser.add_argument(
@@ -67,33 +65,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='stages to return, from 0 (default: those of the checkpoint)',
     )
     backbone.add_argument(
-        '--static', action='store_true', help='export for images of --size only, with all tables as constants'
+        '--no-dynamic',
+        dest='dynamic',
+        action='store_false',
+        help='export for images of --size only, with all tables as constants',
     )
-    add_size(backbone, 'without --static only an example (default: 224)', default=(224, 224))
+    add_size(backbone, 'without --no-dynamic only an example (default: 224)', default=(224, 224))
     backbone.add_argument(
-        '--batch', type=int, default=1, help='batch size with --static; 0 allows any (default: %(default)s)'
+        '--batch', type=int, default=1, help='batch size with --no-dynamic; 0 allows any (default: %(default)s)'
     )
     backbone.add_argument('--half', action='store_true', help='write float16')
-    backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
+    backbone.add_argument(
+        '--no-check', dest='check', action='store_false', help='do not compare the file with the backbone'
+    )
     add_normalization(parser, 'for images of stored values instead of normalised ones', scale='255')
 
 
 def run(args: argparse.Namespace) -> int:
-    if len(args.model) == 3 and args.out is None:
-        args.out = Path(args.model.pop())
-        warnings.warn(f'a third file will be refused; write --out {args.out}', FutureWarning, stacklevel=1)
-    if len(args.model) == 1 and args.checkpoint is None:
-        args.checkpoint = args.model.pop()
-    elif args.checkpoint is not None:
-        warnings.warn('--checkpoint will be removed; leave this word out', FutureWarning, stacklevel=1)
-    if args.out is None or len(args.model) not in (0, 2):
-        raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE')
+    args.checkpoint = args.model.pop() if len(args.model) == 1 else None
+    if len(args.model) not in (0, 2):
+        raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model')
     suffixes = ['.onnx'] if args.model else EXPORT_SUFFIXES
     check_out(args, *suffixes)
     check_together(args)
     if args.out.suffix == '.onnx':
         needed = ['onnx', 'onnxscript']
-        if not args.no_check:
+        if args.check:
             needed.append('onnxruntime')
         packages.require('this command', *needed)
     if args.model:
@@ -125,9 +122,9 @@ def check_together(args: argparse.Namespace) -> None:
     """Check that only options of the chosen kind of export are given, and the files that it reads."""
     normalization = normalization_of(args)
     if args.model:
-        weights = (args.checkpoint, args.prefix)
-        others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
-        if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
+        others = (args.prefix, args.arch, args.window_size, args.out_indices, args.half, normalization)
+        changed = not (args.dynamic and args.check) or tuple(args.size) != (224, 224) or args.batch != 1
+        if any(others) or changed:
             raise ValueError(
                 'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed, and '
                 '--allow-partial'
@@ -140,9 +137,9 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError('--image and --set are for a whole model, as is --allow-partial; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
-    if args.clamp_window and not args.static:
+    if args.clamp_window and args.dynamic:
         raise ValueError(
-            '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
+            '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --no-dynamic'
         )
     check_backbone(args)
 
@@ -155,12 +152,12 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
     return swin_dense.export_model(
         build_backbone(args, out_indices=args.out_indices),
         args.out,
-        dynamic=not args.static,
+        dynamic=args.dynamic,
         size=args.size,
         batch=args.batch or None,
         opset=args.opset,
         half=args.half,
-        check=not args.no_check,
+        check=args.check,
         # With one of these options, those that are not given have the defaults of the other commands.
         normalization=Normalization(**given) if given else None,
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from swin_dense.commands._options import (
     add_backbone,
+    add_checkpoint,
     add_normalization,
     check_backbone,
     normalization_of,
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
     )
+    add_checkpoint(parser)
     add_backbone(parser)
     add_normalization(parser)
     parser.add_argument(

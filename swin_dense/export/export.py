@@ -96,9 +96,7 @@ def export_model(
     model = copy.deepcopy(model).eval().requires_grad_(False)
     if how != AS_STORED:
         if half and how.scale is not None:
-            raise ValueError(
-                f'{checks.argument("scale")} divides counts, which float16 cannot represent; write float32'
-            )
+            raise ValueError('scale divides counts, which float16 cannot represent; write float32')
         model = Normalized(model, how, backbone)
         channels = channels if how.bands is None else max(how.bands) + 1
     recorded = copy.deepcopy(model)
@@ -123,7 +121,7 @@ def export_model(
         device=weight.device,
     )
     write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
-    hint = f'; if it branches on sizes, {checks.argument("dynamic", False)} may work' if dynamic else ''
+    hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
     return write_verified(path, write, comparison if check else None, hint)
 
 
@@ -168,7 +166,7 @@ def check_opset(opset: int | None, suffix: str) -> None:
     if opset is None:
         return
     if suffix != '.onnx':
-        raise ValueError(f'{checks.argument("opset", opset)} is only for .onnx files; omit it for {suffix}')
+        raise ValueError(f'opset={opset} is only for .onnx files; omit it for {suffix}')
     checks.integer('opset', opset, minimum=formats.OLDEST_OPSET)
 
 
@@ -180,15 +178,14 @@ def _backbone_in(model: nn.Module, dynamic: bool) -> SwinBackbone:
         raise ValueError(f'the model must contain a SwinBackbone, got a {type(model).__name__} without one')
     if dynamic and backbone.clamp_window:
         raise ValueError(
-            f'{checks.argument("clamp_window", True)} makes windows depend on the image size, which a graph for all '
-            f'sizes cannot express; export with {checks.argument("dynamic", False)}, or build the backbone with '
-            f'{checks.argument("clamp_window", False)}'
+            'clamp_window=True makes windows depend on the image size, which a graph for all sizes cannot express; '
+            'export with dynamic=False, or build the backbone with clamp_window=False'
         )
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(
                 f'the model must be in float32, but {name} is {parameter.dtype}; call .float() first, '
-                f'and pass {checks.argument("half", True)} for a file in float16'
+                'and pass half=True for a file in float16'
             )
     return backbone
 

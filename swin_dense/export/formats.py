@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
-from swin_dense.utils import checks, packages
+from swin_dense.utils import packages
 
 _logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
@@ -77,8 +77,8 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
     onnx_model = onnx_program.model
     if onnx_model.opset_imports[''] != opset:  # onnxscript only logs that it cannot convert
         raise ExportError(
-            f'onnxscript cannot write {checks.argument("opset", opset)} for this model, only '
-            f'{onnx_model.opset_imports[""]}; omit it for {DEFAULT_OPSET}, or choose one near that'
+            f'onnxscript cannot write opset={opset} for this model, only {onnx_model.opset_imports[""]}; omit it for '
+            f'{DEFAULT_OPSET}, or choose one near that'
         )
     graph = onnx_model.graph
     for value, default in zip(graph.inputs[1:], interface.example[1:], strict=True):
@@ -97,8 +97,7 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
             # A tool that transposes a weight, such as `quantize_dynamic`, would leave a wrong second shape of it here.
             value.shape = value.type = None
     if held > LARGEST_ONNX:
-        advice = f'write a .pt2, or pass {checks.argument("half", True)}'
-        raise ValueError(f'weights of {held:,} bytes do not fit in one .onnx file; {advice}')
+        raise ValueError(f'weights of {held:,} bytes do not fit in one .onnx file; write a .pt2, or pass half=True')
     onnx_program.save(path)
     return len(list(graph))
 

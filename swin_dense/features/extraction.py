@@ -60,8 +60,7 @@ class Extraction:
         self.tiling = None
         if self.tile is not None:
             if self.max_side is not None:
-                tile = checks.argument('tile', ...)
-                raise ValueError(f'{checks.argument("max_side", ...)} cannot be used with {tile}; leave {tile} out')
+                raise ValueError('max_side= cannot be used with tile=; leave tile= out')
             self.tiling = check_tiling(self.backbone, self.tile, self.overlap, self.levels)
 
     def read(self, source: Any) -> Tensor:
@@ -143,7 +142,7 @@ def check_levels(backbone: SwinBackbone, levels: Sequence[int] | None) -> tuple[
             'select one of them with out_indices when building the backbone'
         )
     for stride in chosen:
-        checks.one_of(f'every entry of {checks.argument("levels")}', stride, strides)
+        checks.one_of('every entry of levels', stride, strides)
     return tuple(stride for stride in strides if stride in chosen)
 
 
@@ -153,11 +152,9 @@ def on_device(module: Movable, device: torch.device | str) -> Movable:
         return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = str(error).partition('\n')[0]
-        raise ValueError(f'{checks.argument("device", str(device))} cannot be used: {reason}') from error
+        raise ValueError(f'device={str(device)!r} cannot be used: {reason}') from error
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{checks.argument('device')} must be a torch.device or a name such as 'cuda:0', got {device!r}"
-        ) from error
+        raise TypeError(f"device must be a torch.device or a name such as 'cuda:0', got {device!r}") from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from swin_dense.images.pixels import ImageError, name_of
 from swin_dense.images.reading import decoded_bytes
 from swin_dense.images.regions import open_large_image
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks, memory
+from swin_dense.utils import memory
 from swin_dense.utils.errors import is_out_of_memory
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
@@ -105,7 +105,7 @@ class Runner:
             memory.give_back()
         size = _size_of(images)
         if len(images) == 1:
-            smaller = f'{checks.argument("tile", ...)} or {checks.argument("max_side", ...)}'
+            smaller = 'tile= or max_side='
             return [f'{device} has too little memory for {size}; use {smaller}']
         half = (len(images) + 1) // 2
         self.pixels = half * images[0, 0].numel()
@@ -129,7 +129,7 @@ class Runner:
 
 
 def _note_size(item: Item, image: Tensor) -> None:
-    smaller = f'{checks.argument("tile", ...)} takes less memory, and {checks.argument("max_side", ...)} less time'
+    smaller = 'tile= takes less memory, and max_side= less time'
     _logger.warning('%s has %s and is computed whole; %s', name_of(item.source), _size_of(image), smaller)
 
 

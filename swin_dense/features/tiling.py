@@ -43,10 +43,7 @@ def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Pair:
 def check_tiling(backbone: SwinBackbone, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
     """Validate the arguments ``tile`` and ``overlap`` of :func:`swin_dense.extract_pyramid`."""
     if backbone.absolute_pos_embed is not None:
-        raise ValueError(
-            f'{checks.argument("tile", ...)} cannot be used with use_abs_pos_embed=True, which is resized to the whole '
-            'image'
-        )
+        raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which is resized to the whole image')
     alignment = tile_alignment(backbone)
     sides = checks.pair('tile', tile)
     margins = exact_overlap(backbone, levels) if overlap is None else checks.pair('overlap', overlap, minimum=0)
@@ -56,7 +53,7 @@ def check_tiling(backbone: SwinBackbone, tile: Any, overlap: Any, levels: Sequen
                 below = value // period * period
                 near = f'{below} or {below + period}' if below else period
                 raise ValueError(
-                    f'{checks.argument(name)} must be a multiple of {period} pixels, so that the windows of all stages '
+                    f'{name} must be a multiple of {period} pixels, so that the windows of all stages '
                     f'are aligned, got {value}; use {near}'
                 )
     return Tiling(sides, margins)

@@ -62,11 +62,9 @@ class Normalization:
 
     def __post_init__(self) -> None:
         if checks.boolean('clamp', self.clamp) and self.mean is IMAGENET_MEAN:
-            clamp, mean, std = checks.argument('clamp', True), checks.argument('mean', ...), checks.argument('std', ...)
-            example = f'{checks.argument("mean", 0)} and {checks.argument("std", 1)}'
             raise ValueError(
-                f"{clamp} would cut off most of what ImageNet's mean and std give; give {mean} and {std} too, such as "
-                f'{example}'
+                "clamp=True would cut off most of what ImageNet's mean and std give; give mean= and std= too, such as "
+                'mean=0 and std=1'
             )
         if self.bands is not None:
             object.__setattr__(self, 'bands', checks.integers('bands', self.bands, minimum=0))
@@ -84,8 +82,7 @@ class Normalization:
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
             _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
-            name = checks.argument('bands')
-            raise ValueError(f'{name} must be one per input channel of the backbone, {channels}, got {self.bands}')
+            raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
         self.prepare(torch.zeros(channels, 1, 1))
 
     def stored(self, pixels: Pixels, channels: int) -> Tensor:
@@ -134,10 +131,9 @@ def chosen(
 def _not_imagenet(channels: int, known: str | None) -> None:
     """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
     if known:
-        advice = f'give {checks.argument("normalization", known)}'
+        advice = f'give normalization={known!r}'
     else:
-        names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
-        advice = f'give {", ".join(names)}, or a preset'
+        advice = 'give mean=, std= and scale=, or a preset'
     if channels != len(IMAGENET_MEAN):
         raise ValueError(
             f"the backbone takes {channels} channels, but ImageNet's mean and std are for "

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
 
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
@@ -96,9 +95,7 @@ def _named(name: str, error: Exception) -> Exception:
         )
     if isinstance(error, OSError):
         return ImageError(f'{name} cannot be read: {error.strerror or error}')
-    return ImageError(
-        f'{name}: there is too little memory to read it; use {checks.argument("tile", ...)}, or smaller tiles'
-    )
+    return ImageError(f'{name}: there is too little memory to read it; use tile=, or smaller tiles')
 
 
 @contextlib.contextmanager
@@ -120,6 +117,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return (
             f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
-            f'{checks.argument("tile", ...)}'
+            'tile='
         )
     return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

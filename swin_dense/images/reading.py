@@ -27,7 +27,7 @@ from swin_dense.images.pixels import (
     upright,
     within_16_bits,
 )
-from swin_dense.utils import checks, compat
+from swin_dense.utils import compat
 
 # Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5
@@ -188,10 +188,7 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
         )
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
-        raise ImageError(
-            f'pixels must be uint8, uint16 or floating, got {values.dtype}; give {checks.argument("scale", ...)} to '
-            'divide them'
-        )
+        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; give scale= to divide them')
     # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
     image = torch.from_numpy(np.array(values.transpose(2, 0, 1), dtype, order='C'))
     if image.is_floating_point():
@@ -206,7 +203,7 @@ def scale(image: Tensor, by: Statistic = None) -> Tensor:
         return image if largest is None else image.to(torch.float32) / largest
     divisors = per_channel('scale', by, image.shape[-3])
     if not all(0 < value < math.inf for value in divisors):
-        raise ValueError(f'{checks.argument("scale")} must be above 0 and finite, got {by!r}')
+        raise ValueError(f'scale must be above 0 and finite, got {by!r}')
     return image.to(torch.float32) / torch.tensor(divisors, device=image.device)[:, None, None]
 
 
@@ -218,9 +215,8 @@ def check_floats(image: Tensor, check_range: bool) -> None:
         raise ImageError(f'{bad} of its values are NaN or infinite; replace them first')
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(
-            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give {checks.argument("scale", ...)} to '
-            f'divide them by, or {checks.argument("scale", 1)} with {checks.argument("mean", 0)} and '
-            f'{checks.argument("std", 1)} if the image is already normalised'
+            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give scale= to divide '
+            'them by, or scale=1 with mean=0 and std=1 if the image is already normalised'
         )
 
 
@@ -238,7 +234,7 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = 
     if not (all(value <= most for value in means) and all(_LEAST_STD <= value <= most for value in stds)):
         raise ValueError(
             f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and '
-            f'std={stds}; divide values on the scale 0 to 255 by 255, or give {checks.argument("scale", ...)}'
+            f'std={stds}; divide values on the scale 0 to 255 by 255, or give scale='
         )
     return (image - image.new_tensor(means)[:, None, None]) / image.new_tensor(stds)[:, None, None]
 
@@ -250,9 +246,7 @@ def per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
             raise TypeError
         numbers = tuple(map(float, values)) if hasattr(values, '__len__') else (float(values),) * channels
     except (TypeError, ValueError):
-        raise TypeError(
-            f'{checks.argument(name)} must be one number per channel, or one for all, got {values!r}'
-        ) from None
+        raise TypeError(f'{name} must be one number per channel, or one for all, got {values!r}') from None
     if len(numbers) != channels:
-        raise ValueError(f'{checks.argument(name)} must be one value per channel, that is {channels}, got {values!r}')
+        raise ValueError(f'{name} must be one value per channel, that is {channels}, got {values!r}')
     return numbers

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from swin_dense.images.pixels import ImageError, Pixels, upright, within_16_bits
-from swin_dense.utils import checks
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 # Colours that PIL converts. Of JPEG, the decoder itself converts YCbCr.
@@ -158,4 +157,4 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
 
 
 def _choose_page() -> str:
-    return f'pages of equal size; give {checks.argument("page", ...)}, counted from 0, to read one of them'
+    return 'pages of equal size; give page=, counted from 0, to read one of them'

@@ -98,8 +98,7 @@ def output_stages(out_indices: Sequence[int] | None, stages: int) -> tuple[int, 
         return tuple(range(stages))
     checked = checks.integers('out_indices', out_indices, minimum=0)
     if len(set(checked)) < len(checked) or max(checked) >= stages:
-        name = checks.argument('out_indices')
-        raise ValueError(f'{name} must be different stages from 0 to {stages - 1}, got {out_indices!r}')
+        raise ValueError(f'out_indices must be different stages from 0 to {stages - 1}, got {out_indices!r}')
     return tuple(sorted(checked))
 
 
@@ -132,8 +131,8 @@ def window_per_stage(window_size: Any, stages: int) -> tuple[Pair, ...]:
         return (checks.pair('window_size', window_size),) * stages
     if len(given) != stages:
         raise checks.OptionError(
-            f'{checks.argument("window_size")} must be one integer, a (height, width) pair, or a list with one of them '
-            f'for each of the {stages} stages, got {len(given)}: {window_size!r}'
+            'window_size must be one integer, a (height, width) pair, or a list with one of them for each of the '
+            f'{stages} stages, got {len(given)}: {window_size!r}'
         )
     return tuple(checks.pair(f'window_size[{stage}]', one) for stage, one in enumerate(given))
 

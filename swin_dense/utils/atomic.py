@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from swin_dense.utils import checks
-
 _KINDS = {
     stat.S_IFDIR: 'folder',
     stat.S_IFCHR: 'device',
@@ -67,7 +65,7 @@ def check_free(path: Path, force: bool) -> None:
     """
     is_taken = any(path.iterdir()) if path.is_dir() else file_at(path).exists()
     if is_taken and not force:
-        raise FileExistsError(f'{path} exists already; {checks.argument("force", True)} replaces it')
+        raise FileExistsError(f'{path} exists already; force=True replaces it')
 
 
 @contextmanager

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-# Returns how an argument, given as in :func:`argument`, is written on the command line, or None if it has no option.
-Spelling = Callable[..., str | None]
-_spelling: Spelling | None = None
 
 
 class OptionError(ValueError, AssertionError):
     """An option has an invalid value. Also an AssertionError, which mmdet and mmseg raise for invalid options."""
 
 
-@contextmanager
-def command_line(spelling: Spelling) -> Iterator[None]:
-    """Let the errors of the block name arguments as the options of a command."""
-    global _spelling
-    _spelling = spelling
-    try:
-        yield
-    finally:
-        _spelling = None
-
-
-def on_command_line() -> bool:
-    return _spelling is not None
-
-
-def argument(name: str, *value: Any) -> str:
-    """Return an argument as its user writes it, for a message: arch='swin_t', or --arch swin_t on the command line.
-
-    The value is ... in advice to give the argument, whatever its value: arch=, or --arch.
-    """
-    option = _spelling(name, *value) if _spelling else None
-    if option is not None:
-        return option
-    return '='.join([name, *('' if one is ... else repr(one) for one in value)])
-
-
 def integer(name: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
     if isinstance(value, bool) or not hasattr(value, '__index__'):
-        raise TypeError(f'{argument(name)} must be an integer, got {value!r} of type {type(value).__name__}')
+        raise TypeError(f'{name} must be an integer, got {value!r} of type {type(value).__name__}')
     value = value.__index__()
     if value < minimum:
-        raise ValueError(f'{argument(name)} must be at least {minimum}, got {value}')
+        raise ValueError(f'{name} must be at least {minimum}, got {value}')
     return value
 
 
@@ -56,7 +25,7 @@ def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
     """Return ``value``, one integer or (height, width), as (height, width)."""
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
     if len(values) not in (1, 2):
-        raise OptionError(f'{argument(name)} must be one integer or a (height, width) pair, got {value!r}')
+        raise OptionError(f'{name} must be one integer or a (height, width) pair, got {value!r}')
     height, width = (integer(name, item, minimum) for item in (values[0], values[-1]))
     return height, width
 
@@ -64,21 +33,19 @@ def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
 def integers(name: str, value: Any, length: int | None = None, minimum: int = 1) -> tuple[int, ...]:
     """Return ``value`` as a non-empty tuple of integers, of the given length if ``length`` is given."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f'{argument(name)} must be a list of integers, got {value!r}')
-    values = tuple(integer(f'every entry of {argument(name)}', item, minimum) for item in value)
+        raise TypeError(f'{name} must be a list of integers, got {value!r}')
+    values = tuple(integer(f'every entry of {name}', item, minimum) for item in value)
     if not values:
-        raise ValueError(f'{argument(name)} must not be empty')
+        raise ValueError(f'{name} must not be empty')
     if length is not None and len(values) != length:
-        raise ValueError(
-            f'{argument(name)} must have one entry per stage, that is {length}, got {len(values)}: {value!r}'
-        )
+        raise ValueError(f'{name} must have one entry per stage, that is {length}, got {len(values)}: {value!r}')
     return values
 
 
 def boolean(name: str, value: Any) -> bool:
     """Return ``value``, which must be True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f'{argument(name)} must be True or False, got {value!r}')
+        raise TypeError(f'{name} must be True or False, got {value!r}')
     return value
 
 
@@ -86,14 +53,14 @@ def rate(name: str, value: Any) -> float:
     """Return ``value``, a probability, as a float in [0, 1]."""
     value = number(name, value)
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f'{argument(name)} must lie between 0 and 1, got {value}')
+        raise ValueError(f'{name} must lie between 0 and 1, got {value}')
     return value
 
 
 def number(name: str, value: Any) -> float:
     """Return ``value``, an int or a float, as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f'{argument(name)} must be a number, got {value!r} of type {type(value).__name__}')
+        raise TypeError(f'{name} must be a number, got {value!r} of type {type(value).__name__}')
     return float(value)
 
 
@@ -117,7 +84,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     allowed = list(allowed)
     if value not in allowed:
         advice = closest(value, allowed) if isinstance(value, str) else ''  # no number is like another
-        raise ValueError(f'{argument(name)} must be one of {allowed}, got {value!r}{advice}')
+        raise ValueError(f'{name} must be one of {allowed}, got {value!r}{advice}')
     return value
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
 from swin_dense.checkpoint.report import CheckpointError, listed
-from swin_dense.utils import checks
 
 _logger = logging.getLogger(__package__)
 # A line in the error of torch.nn.Module.load_state_dict, which names the parameter.
@@ -82,7 +81,7 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
     if not allow_partial:
         raise CheckpointError(
             f'{lacks}, which would be random. Give a checkpoint of this model, or the config that it was trained with; '
-            f'{checks.argument("allow_partial", True)} accepts random values'
+            'allow_partial=True accepts random values'
         )
     _logger.warning('%s, which are random', lacks)
 

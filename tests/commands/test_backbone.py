@@ -8,20 +8,18 @@ import torch
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.commands._backbone import build_backbone
-from swin_dense.commands._main import spelling
-from swin_dense.commands._options import add_backbone, check_backbone
+from swin_dense.commands._options import add_backbone, add_checkpoint, check_backbone
 from swin_dense.create import warn_of_random_weights
-from swin_dense.utils import checks
 from tests.conftest import tiny
 
 
 def build(*arguments):
     parser = argparse.ArgumentParser()
+    add_checkpoint(parser)
     add_backbone(parser)
     args = parser.parse_args([str(argument) for argument in arguments])
-    with checks.command_line(spelling(parser)):
-        check_backbone(args)
-        return build_backbone(args)
+    check_backbone(args)
+    return build_backbone(args)
 
 
 def saved(path, **options):
@@ -42,11 +40,11 @@ def test_prefix_chooses_one_of_several_backbones(tmp_path):
     path = tmp_path / 'a.pth'
     both = torch.nn.ModuleDict({'student': tiny(), 'teacher': tiny(window_size=5)})
     torch.save({'state_dict': both.state_dict()}, path)
-    with pytest.raises(CheckpointError, match=r'several backbones.*--prefix'):
+    with pytest.raises(CheckpointError, match=r'several backbones.*prefix='):
         build('--checkpoint', path)
     assert build('--checkpoint', path, '--prefix', 'teacher').window_size == (5, 5)
     assert build('--checkpoint', path, '--prefix', 'state_dict.student').window_size == (7, 7)
-    with pytest.raises(ValueError, match=r'--prefix .*; give --checkpoint too'):
+    with pytest.raises(ValueError, match=r'--prefix .*; give the checkpoint too'):
         build('--prefix', 'teacher')
 
 

@@ -48,7 +48,7 @@ def run(source, out, *arguments):
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
-    assert run(file, tmp_path / f'a{ending}', '--to', family) == 0
+    assert run(file, tmp_path / f'a{ending}', '--family', family) == 0
     assert run(tmp_path / f'a{ending}', tmp_path / 'b.pth') == 0
     back, expected = read_file(tmp_path / 'b.pth')['model'], export_state_dict(source, 'official')
     assert back.keys() == expected.keys()
@@ -76,7 +76,7 @@ def test_a_full_disk_is_one_line_with_the_path(tmp_path, file, ending):
 
 def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file):
     path = tmp_path / 'mmdet.pth'
-    assert run(file, path, '--to', 'mmdet') == 0
+    assert run(file, path, '--family', 'mmdet') == 0
     init_cfg = ConfigDict(type='Pretrained', checkpoint=str(path))
     peer = mmdet.models.backbones.SwinTransformer(**ARCH, init_cfg=init_cfg)
     peer.init_weights()
@@ -114,6 +114,6 @@ def test_swin_v2_needs_its_pretrained_window_sizes_and_a_family_that_has_it(tmp_
     assert run(source, tmp_path / 'a.pth') == 2
     assert 'pretrained_window_size' in capsys.readouterr().err
     torch.save({'model': export_state_dict(backbone, 'official')}, source)
-    assert run(source, tmp_path / 'a.pth', '--to', 'mmpretrain') == 0
-    assert run(source, tmp_path / 'b.pth', '--to', 'mmdet') == 2
+    assert run(source, tmp_path / 'a.pth', '--family', 'mmpretrain') == 0
+    assert run(source, tmp_path / 'b.pth', '--family', 'mmdet') == 2
     assert 'mmdet has no Swin V2' in capsys.readouterr().err

@@ -1,12 +1,9 @@
 """Options mean the same in all commands, and errors name them before weights are loaded."""
 
-import argparse
-
 import pytest
 from PIL import Image
 
-from swin_dense.commands._main import command_names, main, parser_of, spelling
-from swin_dense.utils import checks
+from swin_dense.commands._main import command_names, main, parser_of
 from tests.conftest import OPTIONAL_PACKAGES
 from tests.processes import python, without
 
@@ -43,7 +40,7 @@ def test_an_option_means_the_same_in_all_commands_and_is_where_it_belongs():
             action = options[option]
             kind = (action.dest, action.nargs, action.type, type(action))
             assert kinds.setdefault(option, kind) == kind, (option, name)
-        assert ('--prefix' in options) == ('--checkpoint' in options or name == 'convert'), name
+        assert ('--prefix' in options) == ('--checkpoint' in options or name in ('convert', 'export')), name
         if name not in ('doctor', 'flops', 'train', 'weights', 'zoo'):  # which write no file
             assert '--out' in options, name
             assert '--force' in options or name == 'features', name  # which continue an existing output
@@ -70,7 +67,7 @@ def place(tmp_path, monkeypatch):
 def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, out):
     (place / out).write_text('mine')
     assert main(arguments.format(out).split()) == 2
-    assert f'{out} exists already; --force replaces it' in capsys.readouterr().err
+    assert f'{out} exists already; force=True replaces it' in capsys.readouterr().err
     assert (place / out).read_text() == 'mine'
 
 
@@ -110,10 +107,10 @@ def test_a_folder_that_is_not_writable(place, capsys, monkeypatch, arguments):
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ('features image.png --arch swin_x', '--arch must be one of'),
-        ('features image.png --device nowhere', '--device'),
+        ('features image.png --arch swin_x', 'arch must be one of'),
+        ('features image.png --device nowhere', "device='nowhere' cannot be used"),
         ('features image.png --tile 64 --max-side 64', 'leave --tile out'),
-        ('explore image.png --arch swin_tiny_patch4_window7_224', "'swin_t' with --window-size 7, and --checkpoint"),
+        ('explore image.png --arch swin_tiny_patch4_window7_224', "'swin_t' with window_size=7, and checkpoint="),
         ('explore . --arch swin_t', '. is a folder; give a file in it'),
         ('export --clamp-window', '--clamp-window lets a map choose its windows'),
         ('export --size 0', '--size must be at least 1'),
@@ -122,39 +119,13 @@ def test_a_folder_that_is_not_writable(place, capsys, monkeypatch, arguments):
 def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch, arguments, message):
     name, *more = arguments.split()
     out = {'export': 'a.ts', 'explore': 'a.html', 'convert': 'a.pth', 'features': 'out'}
-    weights = ['weights.pth'] if name == 'convert' else ['--checkpoint', 'weights.pth']
+    weights = ['weights.pth'] if name in ('convert', 'export') else ['--checkpoint', 'weights.pth']
     (place / 'weights.pth').write_bytes(b'no weights')
-    more += [*weights, *(['--out', out[name]] if name in out else [])]
-    assert main([name, *more]) == 2
+    more += ['--out', out[name]] if name in out else []
+    assert main([name, *weights, *more]) == 2
     printed_error = capsys.readouterr().err
     assert message in printed_error
     assert 'weights.pth' not in printed_error
-
-
-@pytest.mark.parametrize(
-    ('argument', 'in_python', 'on_command_line'),
-    [
-        (('arch', 'swin_t'), "arch='swin_t'", '--arch swin_t'),
-        (('window_size', (7, 7)), 'window_size=(7, 7)', '--window-size 7 7'),
-        (('clamp_window', True), 'clamp_window=True', '--clamp-window'),
-        (('clamp_window', False), 'clamp_window=False', '--no-clamp-window'),
-        (('prefix',), 'prefix', '--prefix'),
-        (('prefix', ...), 'prefix=', '--prefix'),
-        (('depths', (2, 2)), 'depths=(2, 2)', 'depths=(2, 2)'),  # no option of this command
-        (('file', 'a b'), "file='a b'", "file='a b'"),  # a positional argument
-        (('dynamic', False), 'dynamic=False', '--static'),
-    ],
-)
-def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_command_line):
-    parser = argparse.ArgumentParser()
-    for name in ('file', '--arch', '--window-size', '--prefix'):
-        parser.add_argument(name)
-    parser.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
-    with checks.command_line(spelling(parser)):
-        assert checks.on_command_line()
-        assert checks.argument(*argument) == on_command_line
-    assert not checks.on_command_line()
-    assert checks.argument(*argument) == in_python
 
 
 @pytest.mark.parametrize(

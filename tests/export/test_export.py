@@ -377,7 +377,7 @@ def test_the_command(tmp_path, capsys):
     assert main(['export', str(checkpoint), '--out', str(path), '--size', '40', '64']) == 0
     assert path.is_file()
     assert capsys.readouterr().out.count('of the backbone') == 3
-    with pytest.warns(FutureWarning, match='--checkpoint will be removed'):
-        assert main(['export', '--checkpoint', str(checkpoint), '--out', str(path)]) == 2  # it exists
+    assert main(['export', str(checkpoint), '--out', str(path)]) == 2
+    assert 'exists already; force=True replaces it' in capsys.readouterr().err
     assert main(['export', '--out', str(tmp_path / 'x.txt')]) == 2
     assert '.onnx' in capsys.readouterr().err

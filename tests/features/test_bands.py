@@ -121,7 +121,7 @@ def test_the_command_features(backbone, image, weights, tmp_path, capsys):
     assert main([*given, str(out), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
     assert main([*given, str(tmp_path / 'other')]) == 2
     printed = capsys.readouterr().err
-    assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give --mean, --std" in printed
+    assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give mean=, std=" in printed
 
 
 def test_the_command_explore(image, weights, tmp_path):
@@ -136,7 +136,7 @@ def test_the_command_explore(image, weights, tmp_path):
         (['--scale', '200'], {'scale': 200}),
         (['--mean', '0.5', '--std', '0.2'], {'mean': 0.5, 'std': 0.2}),
         (['--bands', '2', '1', '0'], {'bands': (2, 1, 0)}),
-        (['--preset', 'satlas-rgb'], preset('satlas-rgb')),
+        (['--normalization', 'satlas-rgb'], preset('satlas-rgb')),
     ],
 )
 def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys, arguments, options):

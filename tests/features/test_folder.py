@@ -106,7 +106,7 @@ def test_an_image_larger_than_a_batch_is_noted(command, tmp_path, monkeypatch, c
     assert run(tmp_path, '--pool', 'avg') == 0
     (note,) = [record.getMessage() for record in caplog.records if 'whole' in record.getMessage()]
     assert '65.png' in note
-    assert 'has 65 x 65 pixels and is computed whole; --tile takes less memory, and --max-side' in note
+    assert 'has 65 x 65 pixels and is computed whole; tile= takes less memory, and max_side=' in note
 
 
 def test_a_full_disk_is_named_in_one_line(command, tmp_path, capsys):

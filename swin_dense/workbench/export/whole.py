@@ -114,8 +114,7 @@ def export_whole(
         lambda run, shape: compared(compare, run, pictures.resized(picture, *shape[2:])),
         agreement.LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
-        f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
-        '(the argument `image`, --image on the command line)',
+        f'the model finds nothing in {image or "the built-in image"}; give image= one with objects of its classes',
     )
     return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison)
 

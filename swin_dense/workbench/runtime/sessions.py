@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from swin_dense.utils import checks, packages
+from swin_dense.utils import packages
 
 KEY = 'swin_dense'  # key of the JSON metadata in the file
 FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
@@ -82,16 +82,15 @@ def check_precision(runtime: str, precision: str) -> None:
     """Raise ValueError unless a library computes in a precision on this processor."""
     if precision == 'float32':
         return
-    given = checks.argument('precision', precision)
     if runtime != 'openvino':
         raise ValueError(
-            f'{given} needs {checks.argument("runtime", "openvino")}, got {runtime}, which computes in the precision '
+            f"precision={precision!r} needs runtime='openvino', got {runtime!r}, which computes in the precision "
             'that the file is written in'
         )
     if not has_bfloat16():
         raise ValueError(
-            f'{given} is not possible here: OpenVINO does not compute in bfloat16 on this processor; leave it out for '
-            'float32'
+            f'precision={precision!r} is not possible here: OpenVINO does not compute in bfloat16 on this processor; '
+            'leave it out for float32'
         )
 
 

@@ -144,9 +144,8 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         export_whole(config, weights, path)
     config.dump(written)
     assert main(['export', str(written), str(weights), '--out', str(path)]) == 2
-    assert '--force' in capsys.readouterr().err
-    with pytest.warns(FutureWarning, match='write --out'):  # the former spelling
-        assert main(['export', str(written), str(weights), str(path), '--force']) == 1
+    assert 'force=True' in capsys.readouterr().err
+    assert main(['export', str(written), str(weights), '--out', str(path), '--force']) == 1
     assert 'soft_nms' in capsys.readouterr().err
     assert path.read_text() == 'of yesterday'
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ['my config.py', 'w.pth', 'x.onnx']
@@ -157,7 +156,7 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
     [
         ('mine.py mine.py --out x.pt2', '--out must end in .onnx'),
         ('mine.py mine.py --out nowhere/x.onnx', 'nowhere'),
-        ('mine.py mine.py', 'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE'),
+        ('mine.py mine.py a.pth --out x.onnx', 'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole'),
         ('mine.py mine.py --out x.onnx --half', 'only --out, --force, --set, --image and --opset are allowed'),
         ('mine.py mine.py --out x.onnx --image none.jpg', 'there is no file none.jpg'),
         ('mine.py mine.py --out x.onnx --opset 9', 'opset must be at least 18'),

@@ -49,7 +49,7 @@ def test_bfloat16_rounds_to_eight_bits(file):
 
 
 def test_what_cannot_compute_in_a_precision_is_refused(file, monkeypatch):
-    with pytest.raises(ValueError, match=r"precision='bfloat16' needs runtime='openvino', got onnxruntime"):
+    with pytest.raises(ValueError, match=r"precision='bfloat16' needs runtime='openvino', got 'onnxruntime'"):
         runtime.load(file, precision='bfloat16')
     with pytest.raises(ValueError, match=r"precision must be one of .*'float16'"):
         runtime.load(file, runtime='openvino', precision='float16')
