@@ -21,11 +21,10 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Raise an error unless a config is a text-style config of an mmdet detector, or an mmseg segmentor."""
-    if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
-        raise ValueError(
-            'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
-        )
+    """Raise an error unless a config is one of an mmdet detector or an mmseg segmentor, whose types are names."""
+    unnamed = [part['type'] for part in dicts(list(config.values())) if not isinstance(part.get('type', ''), str)]
+    if unnamed:
+        raise ValueError(f'the type of each part of a config must be a name or a class, got {unnamed[0]!r}')
     if config.get('default_scope') not in ('mmdet', 'mmseg'):
         raise ValueError(
             f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
@@ -52,11 +51,22 @@ def as_text(config: Config, title: str) -> str:
 
     Entries that no runner or tool reads are left out. For example, ``data_root`` at the top level, which the data
     loaders repeat, would mislead a user who edits the file.
+
+    Raises:
+        ValueError: the config imports a value that is no type, which a file of names cannot contain.
     """
     from mmengine.config import Config
 
+    from swin_dense.workbench.recipes.lazy import imported_values
+
     read = _read_entries()
-    kept = Config({key: value for key, value in config.items() if key in read})
+    content = config._to_lazy_dict()
+    kept = Config({key: value for key, value in content.items() if key in read})
+    for place, imported in imported_values(kept):
+        raise ValueError(
+            f'{place} is {imported}, which the config imports; the file would contain only its name. Classes and '
+            'functions can be written as types alone: train your own config as it is'
+        )
     pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
     # mmseg's inference reads this copy, while --set may have changed the pipeline of the data.
     if 'test_pipeline' in kept and pipeline is not None:

@@ -38,7 +38,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> Config:
-    """Read a recipe by its name, or any config file by its path.
+    """Read a recipe by its name, or any config file by its path; the types of a lazy config become names.
 
     Recipes inherit from configs of mmdet and mmseg. These are found in the folder of the imported package, not through
     its distribution as in mmengine, so recipes also work with forks under other distribution names, and with a
@@ -56,7 +56,10 @@ def load_recipe(name: str) -> Config:
             f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
             '(`swin-dense zoo` lists the recipes)'
         )
-    from mmengine.config import Config  # imports torch, which the error above does not need
+    # These import torch, which the error above does not need.
+    from mmengine.config import Config
+
+    from swin_dense.workbench.recipes.lazy import with_names
 
     if is_file:
         if Path(name).suffix not in _SUFFIXES:
@@ -66,8 +69,7 @@ def load_recipe(name: str) -> Config:
             )
         try:
             config = Config.fromfile(name)
-            list(config.values())  # a lazy config imports its classes here
-            return config
+            return with_names(config)  # a lazy config imports its classes here
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     if path is None:
