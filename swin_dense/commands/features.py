@@ -4,7 +4,8 @@
     swin-dense features list.txt slide.tif --out maps --checkpoint swin_t.in1k --tile 1792
 
 With --pool, the Parquet files DIR/part-*.parquet contain the vectors, with the columns path, height and width. Without
-it, each image has a safetensors file of maps below DIR/features, given in the column file.
+it, each image has a safetensors file of maps below DIR/features, given in the column file. A part is written every
+minute, with its rows in the order of the images; sort by path where a run wrote several parts.
 
 To continue after an interruption, run the same command again. For several machines, object storage and tar files, see
 swin_dense.features.Extractor, which Ray Data, datasets and Spark map over batches of images.
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     for reason in unread:
         tqdm.write(f'skipped: {reason}', file=sys.stderr)
     busy = f'another extraction is writing to {args.out}; wait for it, or choose another folder'
-    with alone(args.out / '.lock', busy), contextlib.closing(FeatureFolder(args.out, settings)) as folder:
+    with alone(args.out / '.lock', busy), contextlib.closing(FeatureFolder(args.out, settings, images)) as folder:
         missing = [Item(path, path) for path in images if path not in folder.finished]
         with stop_signals() as received, contextlib.closing(runner.run(iter(missing))) as found:
             for item, size, levels in tqdm(found, total=len(missing), unit='image'):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,18 +20,29 @@ from swin_dense.utils.atomic import file_at, write_json, write_tensors, written_
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 ROWS_PER_PART = 4096
+SECONDS_PER_PART = 60  # so that a process that is killed loses the rows of a minute at most
 Content = TypeVar('Content')
 
 
 class FeatureFolder:
     """The output of `swin-dense features`. A file gets its final name only when it is complete and on disk.
 
-    ``settings``, in the types of JSON, determine the features: all runs into a folder must have the same. ``finished``
-    are the paths of the images that have features.
+    ``settings``, in the types of JSON, determine the features: all runs into a folder must have the same. The rows of a
+    part are in the order of ``paths``, the images of this run, whatever the order in which they are added. ``clock``
+    counts seconds. ``finished`` are the paths of the images that have features.
     """
 
-    def __init__(self, root: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        settings: Mapping[str, Any],
+        paths: Iterable[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._root = root
+        self._positions = {path: position for position, path in enumerate(paths)}
+        self._clock = clock
+        self._written = clock()
         root.mkdir(parents=True, exist_ok=True)
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
@@ -64,15 +76,17 @@ class FeatureFolder:
     def close(self) -> None:
         """Write the rows that are not in a part yet."""
         if self._rows:
+            self._rows.sort(key=lambda row: self._positions[row['path']])
             with written_whole(self._root / f'part-{self._next:06}.parquet') as unfinished:
                 parquet.write_table(pyarrow.Table.from_pylist(self._rows), unfinished)
             self._next += 1
             self._rows = []
+        self._written = self._clock()
 
     def _add(self, path: str, image_size: Pair, **columns: Any) -> None:
         height, width = image_size
         self._rows.append({'path': path, 'height': height, 'width': width, **columns})
-        if len(self._rows) == ROWS_PER_PART:
+        if len(self._rows) == ROWS_PER_PART or self._clock() - self._written >= SECONDS_PER_PART:
             self.close()
 
 

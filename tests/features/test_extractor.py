@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_sta
 from swin_dense.features import Extractor
 from swin_dense.features.extraction import Extraction
 from tests.checkpoint.helpers import prefixed
-from tests.conftest import TINY, photograph, randomize, tiny
+from tests.conftest import ROOT, TINY, needs, photograph, randomize, tiny
 from tests.features.helpers import pooled
 from tests.images.mutations import encode
 
@@ -205,3 +206,14 @@ def test_an_unpickled_extractor_warns_of_the_wrong_mean_too(tmp_path, caplog):
         caplog.clear()
         extractor = pickle.loads(pickle.dumps(extractor))
         assert (extractor.levels, extractor.pool) == ([32], 'gem')
+
+
+@needs('pandas')
+def test_the_page_shows_the_way_to_a_data_frame(checkpoint):
+    import pandas as pd  # an optional package
+
+    rows = level_32(checkpoint, {'image': IMAGES, 'label': ['a', 'b', 'c', 'd']}, pool='avg')
+    expression = re.search(r'`(pd\.DataFrame\(.*?\))`', (ROOT / 'docs/features.md').read_text('utf-8'))[1]
+    table = eval(expression, {'pd': pd, 'rows': rows})
+    assert table['label'].tolist() == ['a', 'b', 'c', 'd']
+    np.testing.assert_array_equal(np.stack(table['level_32']), rows['level_32'])

@@ -98,6 +98,46 @@ def test_a_signal_loses_no_finished_image(command, tmp_path, capfd):
     assert rows_of(tmp_path / 'out').keys() == set(map(str, paths))
 
 
+def test_a_process_that_is_killed_loses_a_minute_at_most(tmp_path):
+    """Rows are not closed here, as in a process that SIGKILL ends during the image after them."""
+    seconds = 0
+    names = [f'{number}.png' for number in range(6)]
+    folder = folders.FeatureFolder(tmp_path, {}, names, clock=lambda: seconds)
+
+    def add(name, at):
+        nonlocal seconds
+        seconds = at
+        folder.add_vectors(name, (32, 32), {4: torch.zeros(2)}, torch.float32)
+
+    for name, at in (('1.png', 20), ('0.png', 59)):
+        add(name, at)
+    assert rows_of(tmp_path) == {}
+    add('2.png', 60)
+    assert list(rows_of(tmp_path)) == ['0.png', '1.png', '2.png']
+    add('3.png', 119)
+    add('4.png', 3600)
+    assert list(rows_of(tmp_path)) == names[:5]
+    add('5.png', 3601)
+    assert len(rows_of(tmp_path)) == 5
+    assert folders.FeatureFolder(tmp_path, {}, names).finished == set(names[:5])
+
+
+@pytest.mark.parametrize('options', [(), ('--pool', 'avg')])
+def test_rows_are_in_the_order_of_the_images(command, tmp_path, options):
+    """Images of equal size are computed together, those of the first size last."""
+    run, _ = command
+    sides = {'a': 33, 'b': 64, 'c': 40, 'd': 64, 'e': 40, 'f': 64}
+    for name, side in sides.items():
+        Image.fromarray(PHOTOGRAPH[:side, :side]).save(tmp_path / f'{name}.png')
+    assert run(tmp_path, '--batch-size', 2, *options) == 0
+    assert list(rows_of(tmp_path / 'out')) == [str(tmp_path / f'{name}.png') for name in sides]
+    (tmp_path / 'list.txt').write_text(f'{tmp_path}/z.png\n{tmp_path}/y.png\n')
+    for name, side in (('y', 64), ('z', 33)):
+        Image.fromarray(PHOTOGRAPH[:side, :side]).save(tmp_path / f'{name}.png')
+    assert run(tmp_path / 'list.txt', *options) == 0
+    assert list(rows_of(tmp_path / 'out'))[6:] == [str(tmp_path / 'z.png'), str(tmp_path / 'y.png')]
+
+
 def test_an_image_larger_than_a_batch_is_noted(command, tmp_path, monkeypatch, caplog):
     run, _ = command
     monkeypatch.setattr(runner, 'BATCH_PIXELS', 64 * 64)
