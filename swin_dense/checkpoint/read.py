@@ -30,6 +30,7 @@ from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import shown
 from swin_dense.utils.atomic import alone, remove, written_whole
+from swin_dense.utils.digest import file_digest
 
 _logger = logging.getLogger(__package__)
 _TIMEOUT = 60  # seconds without any data
@@ -83,19 +84,10 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     return checkpoint
 
 
-def file_digest(path: Path, algorithm: str) -> str:
-    """Return the hexadecimal digest of a file."""
-    digest = hashlib.new(algorithm)
-    with path.open('rb') as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _check_suffix(path: Path, name: str) -> None:
     """Raise a CheckpointError if a file's SHA-256 does not begin with the digits in its name, current or future."""
     suffix = _HASH_SUFFIX.search(Path(name).stem)
-    if suffix is not None and not (actual := file_digest(path, 'sha256')).startswith(suffix[1]):
+    if suffix is not None and not (actual := file_digest(path)).startswith(suffix[1]):
         raise CheckpointError(
             f'by the name {name} its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
             'the file is damaged or is another file. Download it again, or rename it if you trust it'

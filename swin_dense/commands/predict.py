@@ -7,7 +7,8 @@
 The first argument is the model. The name of a recipe alone stands for its published weights (`swin-dense zoo --weights`
 lists them), which are downloaded once. A config file, or a recipe with other weights, is followed by a checkpoint. The
 second argument is the checkpoint unless it is a folder or ends as images do. An .onnx file must come from `swin-dense
-export CONFIG CHECKPOINT --out FILE`; it needs neither torch nor the frameworks.
+export CONFIG CHECKPOINT --out FILE`, and an .xml file from its conversion by OpenVINO, which needs its .bin file beside
+it; they need neither torch nor the frameworks.
 
 For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json; if there is also a PHOTO.png, both keep
 their suffix: PHOTO.jpg.json and PHOTO.png.json. With a detector, the JSON lists class, score, box (x1, y1, x2, y2 in
@@ -16,6 +17,7 @@ PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 2
 class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as COCO does: red + 256 green +
 256^2 blue.
 
+With --resume, the command leaves out images whose results are complete, if the same model and options made them.
 Results lie in the subfolders that the images lie in. A file that this command has not written is never deleted, and
 replaced only with --force. An image that cannot be read or predicted is named, and the others are predicted (exit
 status 1). For large images in tiles, see examples/predict_large.py.
@@ -28,8 +30,6 @@ import os
 import statistics
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from swin_dense.images.listing import is_image, real_path, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
-from swin_dense.utils.choices import PRECISIONS, RUNTIMES
+from swin_dense.utils.choices import EXPORTED, PRECISIONS, RUNTIMES
+from swin_dense.utils.digest import file_digest
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
 from swin_dense.workbench.recipes.files import recipe_root
@@ -56,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='+',
         metavar='FILE',
         help='RECIPE IMAGE..., with the published weights of a recipe; CONFIG CHECKPOINT IMAGE...: config file or name '
-        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx IMAGE.... IMAGE is a file '
-        'or a folder',
+        'of a recipe, and file or address of the weights of the whole model; or MODEL.onnx or MODEL.xml and IMAGE.... '
+        'IMAGE is a file or a folder',
     )
     parser.add_argument(
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
@@ -68,7 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_partial(parser)
     parser.add_argument('--score', type=float, default=0.3, help='omit instances with a lower score (default: 0.3)')
     add_device(parser)
-    parser.add_argument('--runtime', choices=RUNTIMES, help='library that runs an .onnx file (default: onnxruntime)')
+    parser.add_argument(
+        '--runtime',
+        choices=RUNTIMES,
+        help='library that runs an exported file (default: openvino for .xml, else onnxruntime)',
+    )
     parser.add_argument(
         '--precision',
         choices=PRECISIONS,
@@ -93,10 +98,11 @@ def run(args: argparse.Namespace) -> int:
     folder.named(images)  # an error before the model is read
     laps: list[dict[str, float]] = []
     failed = 0
-    with _predictor(model, args) as predictor, folder.locked(), stop_signals() as received:
+    predictor, settings = _predictor(model, args)
+    with folder.locked(), stop_signals() as received:
         for message in unread:
             print(f'swin-dense predict: {message}', file=sys.stderr)
-        for image, name in folder.named(images).items():
+        for image, name in folder.named(images, settings).items():
             if received:
                 return 128 + received[0]
             folder.clear(name)
@@ -118,15 +124,15 @@ def run(args: argparse.Namespace) -> int:
 def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the words of the model, one or two, and those of the images."""
     model, places = args.files[:1], args.files[1:]
-    is_exported = model[0].endswith('.onnx')
+    is_exported = _is_exported(model[0])
     if is_exported and (args.device is not None or args.set or args.allow_partial):
         raise ValueError(
-            '--device and --set need a config and a checkpoint, as does --allow-partial; an .onnx file runs on the CPU '
-            '(--runtime)'
+            '--device and --set need a config and a checkpoint, as does --allow-partial; an exported file runs on the '
+            'CPU (--runtime)'
         )
     for name in ('runtime', 'precision'):
         if getattr(args, name) is not None and not is_exported:
-            raise ValueError(f'--{name} needs an .onnx file')
+            raise ValueError(f'--{name} needs a file that ends in {" or ".join(EXPORTED)}')
     if is_exported:
         check_file(model[0])
     elif places and not _is_place_of_images(places[0]):
@@ -137,6 +143,10 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     if not places:
         raise ValueError('give a model and images: RECIPE IMAGE..., CONFIG CHECKPOINT IMAGE... or MODEL.onnx IMAGE...')
     return model, places
+
+
+def _is_exported(model: str) -> bool:
+    return not is_address(model) and Path(model).suffix.lower() in EXPORTED
 
 
 def _is_place_of_images(place: str) -> bool:
@@ -162,24 +172,31 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
     return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
 
-@contextmanager
-def _predictor(model: list[str], args: argparse.Namespace) -> Iterator[Any]:
-    """Yield a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
-    if model[0].endswith('.onnx'):
-        runtime, precision = args.runtime or 'onnxruntime', args.precision or 'float32'
-        yield swin_dense.runtime.load(model[0], runtime=runtime, score=args.score, precision=precision)
-        return
+def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods.
+
+    And return what determines its predictions, in the types of JSON.
+    """
+    if _is_exported(model[0]):
+        file = Path(model[0])
+        runtime, precision = args.runtime or EXPORTED[file.suffix.lower()], args.precision or 'float32'
+        loaded = swin_dense.runtime.load(file, runtime=runtime, score=args.score, precision=precision)
+        digest = file_digest(file)
+        if file.suffix.lower() == '.xml':
+            digest += file_digest(file.with_suffix('.bin'))
+        return loaded, {'model': digest, 'runtime': runtime, 'precision': precision, 'score': args.score}
     args.config = model[0]
     config = read_config(args)
     place = model[1] if len(model) > 1 else _address_of_weights(args.config)
     from swin_dense.commands._backbone import device_of
-    from swin_dense.workbench.predict import Predictor
+    from swin_dense.workbench.predict import Predictor, settings_digest
 
     with checkpoint_file(place) as checkpoint:
         if len(model) == 1:
             print(f'swin-dense predict: the weights of {args.config} from {place} are in {checkpoint}', file=sys.stderr)
         predictor = Predictor(config, checkpoint, str(device_of(args)), args.score, args.allow_partial)
-    yield predictor
+        digest = file_digest(Path(checkpoint))
+    return predictor, {'config': settings_digest(config), 'checkpoint': digest, 'score': args.score}
 
 
 def _address_of_weights(recipe: str) -> str:

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
 from swin_dense.utils.atomic import file_at, write_json, write_tensors, written_whole
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
@@ -47,7 +48,7 @@ class FeatureFolder:
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
         there = _read(root / SETTINGS, _settings)
-        if different := _differences(there, json.loads(json.dumps(settings))):
+        if different := checks.differences(there, json.loads(json.dumps(settings))):
             raise ValueError(
                 f'{root} contains features computed with other settings ({different}); choose another folder'
             )
@@ -118,15 +119,3 @@ def _settings(file: Path) -> dict[str, Any]:
 def _number_and_paths(part: Path) -> tuple[int, list[str]]:
     number = int(part.stem.removeprefix('part-'))
     return number, parquet.read_table(part, columns=['path'])['path'].to_pylist()
-
-
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the entries that differ between a record and what is wanted now, for a message; '' if none do."""
-    absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
-    found = []
-    for key in sorted(there.keys() | now.keys()):
-        old = there.get(key, absent)
-        new = now.get(key, absent)
-        if old != new:
-            found.append(f'{key} {old!r} there, {new!r} now')
-    return ', '.join(found)

@@ -93,3 +93,15 @@ def closest(word: Any, words: Iterable[Any]) -> str:
     by_lower_case = {str(item).lower(): item for item in words}
     matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
     return f'; did you mean {by_lower_case[matches[0]]!r}?' if matches else ''
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the entries that differ between a record of settings and those of now, for a message; '' if none do."""
+    absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
+    found = []
+    for key in sorted(there.keys() | now.keys()):
+        old = there.get(key, absent)
+        new = now.get(key, absent)
+        if old != new:
+            found.append(f'{key} {old!r} there, {new!r} now')
+    return ', '.join(found)

@@ -9,4 +9,6 @@ LANGUAGES = ('en', 'zh')  # of the page of `swin-dense explore`
 LARGEST_PAGE = 12_000_000  # bytes
 EXPORT_SUFFIXES = ('.onnx', '.pt2', '.ts')
 RUNTIMES = ('onnxruntime', 'openvino')  # libraries that execute whole models
+# Suffixes of whole models that were exported, and the library that executes them by default.
+EXPORTED = {'.onnx': 'onnxruntime', '.xml': 'openvino'}
 PRECISIONS = ('float32', 'bfloat16')  # in which they compute

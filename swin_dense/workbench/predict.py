@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,6 +136,14 @@ def _classes_of_head(model: Any) -> int | None:
     if isinstance(head, nn.ModuleList):  # of a cascade
         head = head[-1]
     return getattr(head, 'num_classes', None)
+
+
+def settings_digest(config: Config) -> str:
+    """Return a short hash of what a config says about predictions: the model, and how images are read and named."""
+    dataset = test_dataset(config)
+    said = [config.get('default_scope'), config['model'], *map(dataset.get, ('type', 'metainfo', 'pipeline'))]
+    text = re.sub(r' at 0x[0-9a-f]+', '', repr(said))  # of functions, which differ from run to run
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_dataset(config: Config) -> ConfigDict:

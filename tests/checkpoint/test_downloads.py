@@ -21,8 +21,9 @@ from swin_dense.archs import weights
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
-from swin_dense.checkpoint.read import file_digest, local_file, read_file
+from swin_dense.checkpoint.read import local_file, read_file
 from swin_dense.images.presets import PRESETS
+from swin_dense.utils.digest import file_digest
 from tests.checkpoint.helpers import SMALL, load, write_shards
 from tests.conftest import ROOT, equal_weights, needs
 
@@ -357,7 +358,7 @@ class TestAddresses:
 
         path = write_file(tmp_path / 'a.pth', source.state_dict())
         fsspec.filesystem('memory').pipe_file('/bucket/swin.pth', path.read_bytes())
-        load(backbone, f'memory://bucket/swin.pth#sha256={file_digest(path, "sha256")}')
+        load(backbone, f'memory://bucket/swin.pth#sha256={file_digest(path)}')
         assert equal_weights(backbone, source)
         for address, message in (
             ('memory://bucket/swin.pth#sha256=00', 'must have the sha256 digest 00'),

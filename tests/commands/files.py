@@ -25,10 +25,10 @@ def write_model(path, graph, facts, weights=(), versions='ir_version: 8, opset_i
     return path
 
 
-def write_file(path):
-    """Write the file of a segmentor whose classes are the largest of the three colours of a pixel."""
-    graph = """colours (float[B, 3, H, W] img, int64[2] size) => (int32[B, H, W] labels) {
-        largest = ArgMax <axis = 1, keepdims = 0> (img)
-        labels = Cast <to = 6> (largest)
-    }"""
+def write_file(path, operator='ArgMax'):
+    """Write the file of a segmentor whose classes are the largest, or smallest, of the three colours of a pixel."""
+    graph = f"""colours (float[B, 3, H, W] img, int64[2] size) => (int32[B, H, W] labels) {{
+        chosen = {operator} <axis = 1, keepdims = 0> (img)
+        labels = Cast <to = 6> (chosen)
+    }}"""
     return [str(write_model(path, graph, SEGMENTOR))]

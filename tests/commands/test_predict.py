@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import mmdet.apis
 import mmseg.apis
@@ -18,6 +19,7 @@ from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.conftest import photograph, randomize
+from tests.processes import python
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 
@@ -104,6 +106,47 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     for segment in segments:
         assert segment['class'] == names[segment['label']]
         assert segment['share'] == pytest.approx((expected == segment['label']).mean())
+
+
+@pytest.mark.parametrize(
+    ('framework', 'setting'),
+    [
+        ('mmdet', 'model.test_cfg.rcnn.score_thr=0.2'),
+        ('mmseg', 'model.test_cfg={"mode": "slide", "crop_size": (64, 64), "stride": (32, 32)}'),
+    ],
+)
+def test_results_of_another_model_are_not_resumed(tmp_path, pictures, capsys, framework, setting):
+    words = [
+        'predict',
+        RECIPES[framework],
+        str(tmp_path / 'weights.pth'),
+        str(pictures[0]),
+        '--out',
+        str(tmp_path / 'out'),
+    ]
+    make_weights(framework, tmp_path / 'weights.pth')
+    assert main(words) == 0
+    before = (tmp_path / 'out' / 'a b.json').read_bytes()
+    assert main([*words, '--resume']) == 0
+    assert main([*words, '--resume', '--set', 'train_cfg.max_epochs=1']) == 0  # which changes no prediction
+    make_weights(framework, tmp_path / 'weights.pth', epoch=2)
+    for options, name in (((), 'checkpoint'), (('--set', setting), 'config')):
+        capsys.readouterr()
+        assert main([*words, '--resume', *options]) == 2
+        assert re.search(rf"a b.json was predicted with other settings \(.*{name} '\w+' there", capsys.readouterr().err)
+    assert (tmp_path / 'out' / 'a b.json').read_bytes() == before
+
+
+def test_the_digest_of_a_config_is_the_same_in_each_process():
+    """A pure-Python config has classes and functions, whose representation may contain an address."""
+    code = """
+from mmengine.config import Config
+from mmdet.models import MaskRCNN
+from swin_dense.workbench.predict import settings_digest
+dataset = {'type': 'CocoDataset', 'pipeline': [{'type': MaskRCNN, 'key': lambda x: x}]}
+print(settings_digest(Config({'model': {'type': MaskRCNN}, 'test_dataloader': {'dataset': dataset}})))
+"""
+    assert python('-c', code).stdout == python('-c', code).stdout != ''
 
 
 FIVE, SIX = ('a', 'b', 'c', 'd', 'e'), ('u', 'v', 'w', 'x', 'y', 'z')

@@ -139,6 +139,49 @@ def test_results_of_another_image_are_not_resumed(predict, capsys):
     assert image_of('a') == 'q/a.jpg'
 
 
+def change_record(change):
+    """Rewrite each line of the record."""
+    with open(f'out/{RECORD}') as file:
+        entries = [json.loads(line) for line in file if line.strip()]
+    with open(f'out/{RECORD}', 'w') as file:
+        file.writelines(f'{json.dumps(change(entry))}\n' for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ('options', 'difference'),
+    [
+        (['--score', '0.6'], r'score 0.3 there, 0.6 now'),
+        (['--runtime', 'openvino'], r"runtime 'onnxruntime' there, 'openvino' now"),
+        ([], r"model '(\w{64})' there, '(?!\1)\w{64}' now"),
+    ],
+)
+def test_results_of_another_model_or_of_other_options_are_not_resumed(predict, tmp_path, capsys, options, difference):
+    if 'openvino' in options:
+        pytest.importorskip('openvino')
+    make('p/a.jpg', 'p/b.jpg')
+    assert predict('p/a.jpg') == 0
+    assert predict('p', '--resume') == 0
+    if not options:
+        write_file(tmp_path / 'model.onnx', 'ArgMin')
+    before = (tmp_path / 'out/a.json').read_bytes()
+    (tmp_path / 'out/b.json').unlink()  # as in a run that was killed: it is predicted again
+    capsys.readouterr()
+    assert predict('p', '--resume', *options) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf'out/a.json was predicted with other settings \({difference}\); give --force instead', error)
+    assert (tmp_path / 'out/a.json').read_bytes() == before
+    assert predict('p/b.jpg', '--resume', *options) == 0
+    assert predict('p', '--force', *options) == 0
+    assert predict('p', '--resume', *options) == 0
+
+
+def test_results_of_a_version_that_did_not_record_settings_are_resumed(predict):
+    make('a.jpg')
+    assert predict('a.jpg') == 0
+    change_record(lambda entry: {key: value for key, value in entry.items() if key != 'settings'})
+    assert predict('a.jpg', '--resume', '--score', '0.6') == 0
+
+
 @pytest.mark.parametrize('rest', ['{"format": 1, "na', '\n\n'])
 def test_a_record_whose_last_line_was_cut(predict, tmp_path, rest):
     make('a.jpg', 'b.jpg')

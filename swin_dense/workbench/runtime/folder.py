@@ -32,6 +32,7 @@ _LARGEST_JPEG = 65500  # pixels of a side
 class _Entry(NamedTuple):
     image: str  # real path
     endings: list[str]  # of the files that exist
+    settings: Mapping[str, Any] | None = None  # that they were predicted with; None if it is not known
 
 
 class ResultFolder:
@@ -42,6 +43,7 @@ class ResultFolder:
         self._resume = resume
         self._force = force
         self._entries: dict[str, _Entry] = {}
+        self._settings: Mapping[str, Any] | None = None
 
     def locked(self) -> AbstractContextManager[Any]:
         """Create the folder, and keep other processes from writing to it; raise a ValueError if one does."""
@@ -56,17 +58,20 @@ class ResultFolder:
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
         return alone(self.path / LOCK, busy)
 
-    def named(self, images: Mapping[str, Path]) -> dict[str, str]:
+    def named(self, images: Mapping[str, Path], settings: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Return a name for the results of each image that is to be predicted.
 
         An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
         images differ only in the suffix. ``images`` maps files to their path in the folder, with their suffix.
+        ``settings``, in the types of JSON, determine the predictions: model and options.
 
         Raises:
             ValueError: several images have the same path in the folder.
             FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
-                result of this command, or is that of another image; or no regular file has the name of a result.
+                result of this command, or is that of another image, or was predicted with other settings; or what has
+                the name of a result is no regular file.
         """
+        self._settings = settings
         self._entries = self._recorded()
         recorded = {entry.image: name for name, entry in self._entries.items()}
         known = {image: recorded[real] for image in images if (real := real_path(image)) in recorded}
@@ -99,7 +104,14 @@ class ResultFolder:
                 )
         if entry.image != image:
             raise FileExistsError(f'{first} is the result of {entry.image}; write those of {image} to another folder')
-        return 'json' in existing
+        is_complete = 'json' in existing
+        known = entry.settings if is_complete else None
+        if known and self._settings and (other := checks.differences(known, self._settings)):
+            raise FileExistsError(
+                f'{first} was predicted with other settings ({other}); give --force instead of --resume to replace it, '
+                'or choose another --out'
+            )
+        return is_complete
 
     def clear(self, name: str) -> None:
         """Delete the results of an earlier run."""
@@ -116,7 +128,7 @@ class ResultFolder:
         for ending in (*pictures, 'json'):
             if self.file(name, ending).exists() and not self._force:
                 raise FileExistsError(f'{self.file(name, ending)} was written by another program meanwhile')
-        self._record(name, _Entry(real_path(image), [*pictures, 'json']))
+        self._record(name, _Entry(real_path(image), [*pictures, 'json'], self._settings))
         from PIL import Image
 
         for ending, pixels in pictures.items():
@@ -138,12 +150,12 @@ class ResultFolder:
             except ValueError:  # the last line of a process that was killed, before it wrote a file
                 continue
             checks.file_format(str(path), content, 1)
-            entries[content['name']] = _Entry(content['image'], content['files'])
+            entries[content['name']] = _Entry(content['image'], content['files'], content.get('settings'))
         return entries
 
     def _record(self, name: str, entry: _Entry) -> None:
         self.file(name, 'json').parent.mkdir(parents=True, exist_ok=True)
-        content = {'format': 1, 'name': name, 'image': entry.image, 'files': entry.endings}
+        content = {'format': 1, 'name': name, 'image': entry.image, 'files': entry.endings, 'settings': entry.settings}
         with (self.path / RECORD).open('a', encoding='utf-8') as file:
             file.write(f'\n{json.dumps(content)}\n')  # on a line of its own, also after half a line
         self._entries[name] = entry

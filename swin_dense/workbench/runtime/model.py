@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swin_dense.utils import checks, packages
-from swin_dense.utils.choices import PRECISIONS
+from swin_dense.utils.choices import EXPORTED, PRECISIONS
 from swin_dense.workbench.runtime import masks, painting, pictures, queries
 from swin_dense.workbench.runtime.clock import Clock
 from swin_dense.workbench.runtime.outputs import Instances, Outputs, Prediction
@@ -26,7 +26,7 @@ RECORD_FORMAT = 1  # version of records, in `format`; raised when an earlier ver
 def load(
     path: str | PathLike[str],
     *,
-    runtime: str = 'onnxruntime',
+    runtime: str | None = None,
     score: float = 0.3,
     threads: int = 0,
     precision: str = 'float32',
@@ -34,8 +34,8 @@ def load(
     """Load a model from a file of ``swin-dense export CONFIG CHECKPOINT --out FILE``.
 
     Args:
-        path: the ``.onnx`` file.
-        runtime: 'onnxruntime' or 'openvino'.
+        path: the ``.onnx`` file, or the ``.xml`` file that OpenVINO made of it, beside its ``.bin`` file.
+        runtime: 'onnxruntime' or 'openvino'; None takes 'openvino' for an ``.xml`` file, else 'onnxruntime'.
         score: minimum score of detections.
         threads: number of CPU threads; 0 uses the default of the runtime.
         precision: 'float32', or 'bfloat16' with OpenVINO on a processor that computes in it, which `swin-dense doctor`
@@ -48,7 +48,12 @@ def load(
             precision here.
         ImportError: the runtime, OpenCV or pycocotools is not installed.
     """
+    suffix = Path(path).suffix.lower()
+    if runtime is None:
+        runtime = EXPORTED.get(suffix, 'onnxruntime')
     checks.one_of('runtime', runtime, SESSIONS)
+    if suffix == '.xml' and runtime != 'openvino':
+        raise ValueError(f'{path} is a file of OpenVINO, which {runtime} does not read; leave the runtime out')
     checks.rate('score', score)
     checks.integer('threads', threads, minimum=0)
     checks.one_of('precision', precision, PRECISIONS)
