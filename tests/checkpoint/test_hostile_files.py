@@ -9,9 +9,9 @@ import zipfile
 
 import pytest
 
+from tests.checkpoint.hostile import TORCH_COMPARES_SIZES
+from tests.checkpoint.programs import pushed, zipped_records
 from tests.conftest import ROOT, needs
-from tests.fuzzing.hostile import TORCH_COMPARES_SIZES
-from tests.fuzzing.programs import pushed, zipped_records
 
 START = b'\x80\x02'
 
@@ -81,7 +81,7 @@ import resource, signal, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30,) * 2)
 import swin_dense.mm
-from tests.fuzzing import hostile
+from tests.checkpoint import hostile
 for path in sorted(Path(sys.argv[1]).iterdir()):
     signal.alarm(60)
     print(path.name, getattr(hostile, sys.argv[2])(path), sep=': ', flush=True)
@@ -132,8 +132,8 @@ def test_programs_that_claim_what_is_not_there(tmp_path, reader, names):
 @has_limits
 @pytest.mark.parametrize('count', [500, pytest.param(100_000, marks=pytest.mark.long)])
 def test_mutated_files(count):
-    """Sizes, flags, lengths, names and steps of files of every format; see tests/fuzzing/hostile.py."""
-    last = run('-m', 'tests.fuzzing.hostile', '0', str(count))[-1]
+    """Sizes, flags, lengths, names and steps of files of every format; see tests/checkpoint/hostile.py."""
+    last = run('-m', 'tests.checkpoint.hostile', '0', str(count))[-1]
     outcomes = json.loads(last.removeprefix('done: ').replace("'", '"'))
     assert outcomes['read'] + outcomes['refused'] == count
     assert outcomes['read'] > count / 10

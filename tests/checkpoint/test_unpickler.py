@@ -19,8 +19,7 @@ from swin_dense.checkpoint import unpickler
 from swin_dense.checkpoint.unpickler import ALLOWED, RefusedError, StandIn, read_pickle
 from tests.checkpoint import test_hostile_files as hostile
 from tests.checkpoint.helpers import SAVERS, Runs, save_zipped
-from tests.fuzzing.checkpoints import NAMES, pickle_program
-from tests.fuzzing.programs import pushed, zipped_records
+from tests.checkpoint.programs import NAMES, pickle_program, pushed, zipped_records
 
 # What a name can stand for.
 KNOWN = [*ALLOWED.values(), unpickler._storage_from_bytes]

@@ -1,6 +1,6 @@
 """Read mutated checkpoints, in a process of their own that a crash would end.
 
-    python -m tests.fuzzing.hostile FIRST COUNT
+    python -m tests.checkpoint.hostile FIRST COUNT
 
 reads the mutants of these numbers with the reader of this package and, where torch does not crash by itself, with
 ``torch.load(weights_only=True)``, after the import of ``swin_dense.mm``. A mutant has other sizes, flags, lengths,
@@ -31,7 +31,7 @@ import torch
 from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.read import read_file
 from swin_dense.checkpoint.report import CheckpointError
-from tests.fuzzing.programs import names_of, pushed, saved, words_of, zipped_records
+from tests.checkpoint.programs import names_of, pushed, saved, words_of, zipped_records
 from tests.images.mutations import mutate
 
 SECONDS = 60  # for one file
