@@ -127,7 +127,8 @@ def test_options_of_backbones(kind, options, batch, height, width):
     try:
         outs = backbone(torch.zeros(batch, backbone.in_channels, height, width))
     except (ValueError, TypeError, RuntimeError) as error:
-        assert 0 in (height, width) or is_out_of_memory(error)
+        if 0 not in (height, width) and not is_out_of_memory(error):
+            raise
         return check_refusal(error)
     for out, channels, stride in zip(outs, backbone.out_channels, backbone.out_strides, strict=True):
         assert out.shape == (batch, channels, math.ceil(height / stride), math.ceil(width / stride))
@@ -175,9 +176,7 @@ PYRAMID_OPTIONS = {
         st.lists(st.integers(0, 9), max_size=4),
         st.tuples(st.integers(1, 40), st.integers(1, 40), st.just(3)),
     ),
-    dtype=st.sampled_from(
-        ['uint8', 'uint16', 'int32', 'float32', 'float64', 'bool', '>u2', 'complex64', 'object', 'U1']
-    ),
+    dtype=st.sampled_from([*'?BHifdF', '>u2', 'object', 'U1']),
     value=st.sampled_from([0, 1, 0.5, -3, 255, math.nan, math.inf]),
     as_tensor=st.booleans(),
     options=some_of(PYRAMID_OPTIONS, ODD),
@@ -279,7 +278,8 @@ def test_state_dicts_with_wrong_entries(family, seed, architecture, options):
             warnings.simplefilter('ignore')
             load_checkpoint(backbone, spoil(state, random.Random(seed)), log=None, **options)
     except (ValueError, TypeError) as error:
-        assert options or isinstance(error, CheckpointError)  # without options, only the state dict can be wrong
+        if not options and not isinstance(error, CheckpointError):  # without options, only the state dict can be wrong
+            raise
         return check_refusal(error)
     assert all(parameter.isfinite().all() for parameter in backbone.parameters())
 
