@@ -1,6 +1,7 @@
 """Look at annotations in COCO's format, and at the images that they name, before mmdet reads them.
 
-mmdet leaves out boxes, or raises an error without a name in the middle of a training, for what is named here at once.
+mmdet leaves out boxes and images, or raises an error without a name in the middle of a training, and pycocotools counts
+objects as missed, for what is named here at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.images import absent_files, check_decodable, chosen, size_of, some
+from swin_dense.workbench.configs.images import (
+    absent_files,
+    chosen,
+    hint_on_name,
+    look_at_images,
+    other_size,
+    some,
+)
 from swin_dense.workbench.configs.own_data import below, endings_in
-from swin_dense.workbench.configs.parts import class_count
-from swin_dense.workbench.configs.segmentations import is_in_place, is_mask, is_readable
+from swin_dense.workbench.configs.parts import class_count, dicts
+from swin_dense.workbench.configs.segmentations import Mask, look_at_mask
 
+SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _SAMPLED = 1000  # headers that are read, evenly spaced
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
+_ROUNDING = 0.01  # pixels
 # Entries that each section needs, and their types.
 _WORDS = {int: 'a whole number', str: 'text'}
 _IDS = (int, str)
@@ -40,7 +50,7 @@ _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 
 
 def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
-    """Look at all annotations of a ``CocoDataset``, at all its file names, and at the sizes of a sample of its images.
+    """Look at all annotations of a ``CocoDataset``, all its file names, and the headers of a sample of its images.
 
     The default scope of mmengine must be that of the config. ``is_evaluated`` are data for validation or test, where
     pycocotools reads the annotations too. With ``every_image``, all images are decoded. Return what was looked at, and
@@ -48,48 +58,40 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
     """
     path = Path(dataset.get('data_root') or '', dataset.ann_file)
     content = read_coco(path)
+    # Errors name the file that can be corrected.
+    whole = content.get(SPLIT_OF)
+    name = f'{whole}, in the part {path.name}' if isinstance(whole, str) and os.path.isfile(whole) else str(path)
     entries, annotations = content['images'], content.get('annotations') or []
     images = {entry['id']: entry for entry in entries}
-    used = _check_categories(path, content['categories'], config, dataset)
-    needs_masks = any(step.get('with_mask') for step in dataset.get('pipeline') or ())
-
-    def refuse(kind: str, found: Sequence[Any], advice: str, is_wrong: Callable[[Any], Any]) -> None:
-        wrong = [one for one in found if is_wrong(one)]
-        if wrong:
-            first = _shown(wrong[0])
-            raise ValueError(f'{path}: {len(wrong)} of {len(found)} {kind} are wrong, such as {first}: {advice}')
-
-    refuse('images', entries, 'write height and width in pixels', lambda one: not _are_numbers(one, 'height', 'width'))
+    used = _check_categories(name, content['categories'], config, dataset, is_evaluated)
+    wrong = [entry for entry in entries if not _are_numbers(entry, 'height', 'width')]
+    if wrong:
+        which = f'{len(wrong)} of {len(entries)} images are wrong, such as {_shown(wrong[0])}'
+        raise ValueError(f'{name}: {which}: write height and width in pixels')
     if len(images) < len(entries) or not images:
-        raise ValueError(f'{path} has {len(entries)} images with {len(images)} ids; number them anew')
+        raise ValueError(f'{name} has {len(entries)} images with {len(images)} ids; number them anew')
     if not annotations and not is_evaluated:
-        raise ValueError(f'{path} has no annotations, so there is nothing to train with')
-    known, times = {one['id'] for one in content['categories']}, Counter(one['id'] for one in annotations)
-    rules: dict[str, Callable[[Any], Any]] = {
-        'no image has this image_id (1 and "1" are different)': lambda one: one['image_id'] not in images,
-        'no category has this category_id (1 and "1" are different)': lambda one: one['category_id'] not in known,
-        'bbox must be x, y, width and height': lambda one: not _is_box(one.get('bbox')),
-        'write the area; width times height is enough': lambda one: not _are_numbers(one, 'area'),
-        'number the annotations from 1, each differently': lambda one: times[one['id']] > 1,
-    }
-    if is_evaluated:
-        rules['pycocotools needs whole numbers as ids'] = lambda one: type(one['id']) is not int
-        rules['write iscrowd, 0 for a single object'] = lambda one: one.get('iscrowd') is None
-    if needs_masks:
-        advice = 'this recipe needs masks, as lists of polygons or RLE of the size of the image; use one without masks'
-        advice_on_numbers = 'write polygons as finite numbers, RLE as lengths that sum to height times width'
-        advice_on_place = 'the mask covers nothing, or lies elsewhere than bbox; write pixels, not shares of the image'
-        rules[f'{advice}: `swin-dense zoo detection`'] = lambda one: not is_mask(one, images[one['image_id']])
-        rules[advice_on_numbers] = lambda one: not is_readable(one, images[one['image_id']])
-        rules[advice_on_place] = lambda one: not is_in_place(one, images[one['image_id']])
-    for advice, is_wrong in rules.items():
-        refuse('annotations', annotations, advice, is_wrong)
+        raise ValueError(f'{name} has no annotations, so there is nothing to train with')
+    metrics = str([part.get('metric') for part in dicts([config.get('val_evaluator'), config.get('test_evaluator')])])
+    needs_masks = any(step.get('with_mask') for step in dataset.get('pipeline') or ())
+    needs_masks = needs_masks or (is_evaluated and 'segm' in metrics)
+    masks = _check_annotations(name, annotations, images, content['categories'], is_evaluated, needs_masks)
     kept = [one for one in annotations if one['category_id'] in used]
-    notes = _check_boxes(path, kept, images, used) if annotations else []
-    load = next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
-    _check_files(path, images, below(dataset, 'img'), load, every_image)
     empty = len(images) - len({one['image_id'] for one in annotations})
-    return [f'{path}: {len(images)} images, {empty} without annotations, {len(annotations)} annotations', *notes]
+    notes = [f'{path}: {len(images)} images, {empty} without annotations, {len(annotations)} annotations']
+    unused = Counter(one['category_id'] for one in annotations if one['category_id'] not in used)
+    if unused:
+        names = {one['id']: one['name'] for one in content['categories']}
+        others = some(f'{names[key]} ({count})' for key, count in unused.most_common())
+        notes.append(f'{path}: {unused.total()} annotations are not used, of categories that are no class: {others}')
+    if kept:
+        notes += _look_at_boxes(name, path, kept, images, used, is_evaluated)
+    else:
+        notes.append(f'{path}: no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
+    notes += _look_at_masks_of(path, masks)
+    notes += _count_images(name, path, dataset, images, {one['image_id'] for one in kept}, is_evaluated)
+    load = next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
+    return notes + _check_files(name, path, images, below(dataset, 'img'), load, every_image)
 
 
 def read_coco(path: Path) -> Any:
@@ -121,10 +123,16 @@ def _shown(entry: Any) -> Any:
     return {key: value for key, value in entry.items() if key != 'segmentation'} if isinstance(entry, dict) else entry
 
 
-def _check_categories(path: Path, categories: Sequence[Any], config: Config, dataset: Any) -> set[Any]:
-    """Return the ids of the categories that are classes."""
+def _check_categories(
+    name: str, categories: Sequence[Any], config: Config, dataset: Any, is_evaluated: bool
+) -> dict[Any, Any]:
+    """Return the names of the categories that are classes, by id.
+
+    The training data decide on the classes. Data to evaluate must have the same, or mmdet compares other classes.
+    """
     found = [category['name'] for category in categories]
-    classes = (dataset.get('metainfo') or {}).get('classes')
+    own = (dataset.get('metainfo') or {}).get('classes')
+    classes = own
     if not classes:  # those of the data set's type, such as COCO's 80, if the package that defines it is installed
         with DATASETS.switch_scope_and_registry(None) as registry:
             kind = registry.get(dataset.type)
@@ -132,98 +140,249 @@ def _check_categories(path: Path, categories: Sequence[Any], config: Config, dat
     count = len(classes)
     with contextlib.suppress(ValueError):  # a model without num_classes
         count = len(classes) if config.model.get('type') in _OTHER_COUNTS else class_count(config.model)
-    if len(classes) != count or not set(classes) <= set(found):
-        model = '' if len(classes) == count else f', and a model of {count} classes'
-        raise ValueError(
-            f'{path} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}{model}'
-            f'; give those to train with, such as all of the file: {_as_option(path, found)}'
-        )
+    absent = [one for one in classes if one not in found]
+    model = '' if len(classes) == count else f', and a model of {count} classes'
+    differ = (
+        f'{name} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}{model}'
+    )
+    if own and absent and not model:
+        like = {str(one).strip().lower(): one for one in found}
+        pairs = [f'{like[key]} to {one}' for one in absent if (key := str(one).strip().lower()) in like]
+        differ += _training_data(config, name)
+        if is_evaluated:
+            cure = f'rename {some(pairs)}' if pairs else f'add {some(absent)} there, also without an annotation'
+            raise ValueError(
+                f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
+                f'(--classes {_quoted(classes)}); in it, {cure}'
+            )
+        if not pairs and {*found} < {*classes}:
+            raise ValueError(
+                f'{differ}: add {some(absent)} to its categories, also without an annotation, in the order of '
+                f'--classes {_quoted(classes)}'
+            )
+    if absent or model:
+        raise ValueError(f'{differ}; give those to train with, such as all of the file: {_as_option(name, found)}')
     used = [category for category in categories if category['name'] in classes]
     names = [category['name'] for category in used]
     if len({category['id'] for category in used}) < len(used) or len(set(names)) < len(names):
         raise ValueError(
-            f'{path} has several categories of one name or id among {some(used)}, so that mmdet would number the '
+            f'{name} has several categories of one name or id among {some(used)}, so that mmdet would number the '
             'classes wrongly; remove or rename the one without annotations (Roboflow writes one for the project)'
         )
     if names != list(classes):
-        raise ValueError(
-            f'{path} has the classes in the order {",".join(map(str, names))}, in which mmdet numbers them, but the '
-            f'config has {",".join(map(str, classes))}; give them in the order of the file: {_as_option(path, names)}'
+        order = (
+            f'{name} has the classes in the order {",".join(map(str, names))}, in which mmdet numbers them, but the '
+            f'config has {",".join(map(str, classes))}'
         )
-    return {category['id'] for category in used}
+        if is_evaluated:
+            raise ValueError(
+                f'{order}{_training_data(config, name)}; sort the list of categories in this file so, with any ids '
+                f'(--classes {_quoted(classes)})'
+            )
+        raise ValueError(f'{order}; give them in the order of the file: {_as_option(name, names)}')
+    return {category['id']: category['name'] for category in used}
 
 
-def _as_option(path: Path, names: Sequence[Any]) -> str:
+def _training_data(config: Config, name: str) -> str:
+    """Return the words that name the file of the training data, if it is another than that of the given name."""
+    loader = config.get('train_dataloader') or {}
+    files = [
+        os.path.join(part.get('data_root') or '', part['ann_file'])
+        for part in dicts(loader.get('dataset'))
+        if part.get('ann_file')
+    ]
+    return f', those of the training data in {files[0]}' if files and not name.startswith(files[0]) else ''
+
+
+def _quoted(names: Sequence[Any]) -> str:
+    return f'"{",".join(map(str, names))}"'
+
+
+def _as_option(name: str, names: Sequence[Any]) -> str:
     """Return the option that gives these classes of a file, or all of it if their names are not plain words."""
-    is_plain = all(isinstance(name, str) and ',' not in name and name == name.strip() for name in names)
-    return f'--classes "{",".join(names)}"' if is_plain else f'--classes "{path}"'
+    is_plain = all(isinstance(one, str) and ',' not in one and one == one.strip() for one in names)
+    return f'--classes {_quoted(names)}' if is_plain else f'--classes "{name.partition(", in the part ")[0]}"'
 
 
 def _are_numbers(entry: Any, *keys: str) -> bool:
-    return all(type(entry.get(key)) in (int, float) and math.isfinite(entry[key]) for key in keys)
+    try:
+        return all(type(entry.get(key)) in (int, float) and math.isfinite(entry[key]) for key in keys)
+    except OverflowError:  # a whole number beyond a float
+        return False
 
 
 def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and _are_numbers(dict(enumerate(value)), *range(4))  # type: ignore[arg-type]
 
 
-def _is_marked(annotation: Any) -> bool:
-    return bool(annotation.get('ignore') or annotation.get('iscrowd'))
+def _check_annotations(
+    name: str,
+    annotations: Sequence[Any],
+    images: dict[Any, Any],
+    categories: Sequence[Any],
+    is_evaluated: bool,
+    needs_masks: bool,
+) -> list[Mask]:
+    """Raise ValueError for annotations that mmdet or pycocotools cannot read, and return what was seen in masks."""
+    known, times = {one['id'] for one in categories}, Counter(one['id'] for one in annotations)
+    masks: list[Mask] = []
+
+    def fault(one: Any) -> str | None:
+        if one['image_id'] not in images:
+            return 'no image has this image_id (1 and "1" are different)'
+        if one['category_id'] not in known:
+            return 'no category has this category_id (1 and "1" are different)'
+        if not _is_box(one.get('bbox')):
+            return 'bbox must be x, y, width and height'
+        if not _are_numbers(one, 'area'):
+            return 'write the area; width times height is enough'
+        if times[one['id']] > 1:
+            return 'number the annotations from 1, each differently'
+        if is_evaluated and type(one['id']) is not int:
+            return 'pycocotools needs whole numbers as ids'
+        if is_evaluated and one['id'] == 0:
+            return (
+                "number them from 1, because COCO's evaluation takes 0 for 'no match' and counts this object as missed"
+            )
+        if is_evaluated and one.get('iscrowd') is None:
+            return 'write iscrowd, 0 for a single object'
+        if needs_masks:
+            mask = look_at_mask(one, images[one['image_id']], is_evaluated)
+            masks.append(mask)
+            return mask.fault
+        return None
+
+    faults = [(one, why) for one in annotations if (why := fault(one))]
+    if faults:
+        first, advice = faults[0]
+        count = sum(why == advice for _, why in faults)
+        raise ValueError(
+            f'{name}: {count} of {len(annotations)} annotations are wrong, such as {_shown(first)}: {advice}'
+        )
+    return masks
 
 
-def _check_boxes(path: Path, annotations: Sequence[Any], images: Any, used: set[Any]) -> list[str]:
+def _look_at_boxes(
+    name: str, path: Path, annotations: Sequence[Any], images: Any, used: dict[Any, Any], is_evaluated: bool
+) -> list[str]:
     """Check the boxes of the classes as mmdet reads them, and return notes on those that it leaves out."""
     boxes = np.array([one['bbox'] for one in annotations], float).reshape(-1, 4)
     shapes = [images[one['image_id']] for one in annotations]
     size = np.array([(image['width'], image['height']) for image in shapes], float).reshape(-1, 2)
     low, high = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
-    is_beyond = ((low < -_TOLERANCE) | (high > size + _TOLERANCE)).any(1)
+    is_crowd = np.array([bool(one.get('iscrowd')) for one in annotations])
     reasons = {
-        'lie outside of their image': (np.minimum(high, size) - np.maximum(low, 0) <= 0).any(1),
-        'have an area of 0 or less': np.array([one['area'] for one in annotations], float) <= 0,
-        'are narrower than a pixel': (boxes[:, 2:] < 1).any(1),
-        "are marked 'ignore' or 'iscrowd'": np.array(list(map(_is_marked, annotations))),
+        'outside of their image': (np.minimum(high, size) - np.maximum(low, 0) <= 0).any(1),
+        'with an area of 0 or less': np.array([one['area'] for one in annotations], float) <= 0,
+        'narrower than a pixel': (boxes[:, 2:] < 1).any(1),
+        "marked 'ignore'": np.array([bool(one.get('ignore')) for one in annotations]),
+        "marked 'iscrowd'": is_crowd,
     }
     is_left_out = np.any(list(reasons.values()), 0)
     why = ', '.join(f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any())
     if is_left_out.all():
         raise ValueError(
-            f'{path}: mmdet would leave out all {len(boxes)} boxes of the classes: {why}; write x, y, width and height '
+            f'{name}: mmdet would leave out all {len(boxes)} boxes of the classes: {why}; write x, y, width and height '
             'in pixels, not as shares of the image (CVAT marks masks that are painted as iscrowd)'
         )
+    beyond = np.maximum(-low, high - size).max(1)
+    is_beyond = beyond > _TOLERANCE
     are_corners = (boxes[:, 2:] > low) & (boxes[:, 2:] <= size + _TOLERANCE)
     if is_beyond.any() and are_corners.all():
         raise ValueError(
-            f'{path}: {is_beyond.sum()} of {len(boxes)} boxes reach beyond their image, but none does as (x1, y1, x2, '
+            f'{name}: {is_beyond.sum()} of {len(boxes)} boxes reach beyond their image, but none does as (x1, y1, x2, '
             'y2); write them as x, y, width, height'
         )
-    notes = [f'{path}: mmdet leaves out {100 * is_left_out.mean():.2g} % of the boxes: {why}'] if why else []
-    if is_beyond.any():
-        notes.append(f'{path}: {is_beyond.sum()} of {len(boxes)} boxes reach beyond their image')
-    kept = [one['category_id'] for one, is_out in zip(annotations, is_left_out, strict=True) if not is_out]
-    if used - {*kept}:
-        notes.append(f'{path}: some classes have no box')
+    notes = []
+    is_counted = is_left_out & ~is_crowd
+    if why:
+        count = f'{is_left_out.sum()} of {len(boxes)} boxes ({100 * is_left_out.mean():.2g} %)'
+        notes.append(f'{path}: mmdet does not train on {count}: {why}')
+    if is_evaluated and is_counted.any():
+        notes[-1] += f"; COCO's evaluation counts {is_counted.sum()} of them, all that are not marked 'iscrowd'"
+    is_cut = beyond > _ROUNDING
+    if is_cut.any():
+        notes.append(
+            f'{path}: {is_cut.sum()} of {len(boxes)} boxes reach beyond their image, by up to {beyond.max():.3g} '
+            + (
+                "pixels; COCO's evaluation compares them whole"
+                if is_evaluated
+                else 'pixels; mmdet cuts them at its edge'
+            )
+        )
+    kept = {one['category_id'] for one, is_out in zip(annotations, is_left_out, strict=True) if not is_out}
+    without = [name for key, name in used.items() if key not in kept]
+    if without:
+        notes.append(f'{path}: {len(without)} of {len(used)} classes have no box: {some(without)}')
     return notes
 
 
-def _check_files(path: Path, images: Any, folder: Path, load: Any, every_image: bool) -> None:
+def _look_at_masks_of(path: Path, masks: Sequence[Mask]) -> list[str]:
+    """Return notes on polygons that mmdet leaves out, and on masks that reach beyond their box."""
+    notes = []
+    left_out = [mask.left_out for mask in masks if mask.left_out]
+    if left_out:
+        notes.append(
+            f'{path}: mmdet leaves out {sum(left_out)} polygons of fewer than three points, or with an odd number of '
+            f'coordinates, in {len(left_out)} of {len(masks)} masks'
+        )
+    beyond = [mask.beyond for mask in masks if mask.beyond]
+    if beyond:
+        notes.append(
+            f'{path}: {len(beyond)} of {len(masks)} masks reach beyond their box, by up to {max(beyond):.3g} pixels; '
+            'a box should hold its mask, because detectors such as Mask R-CNN learn only the part within'
+        )
+    return notes
+
+
+def _count_images(
+    name: str, path: Path, dataset: Any, images: dict[Any, Any], with_boxes: set[Any], is_evaluated: bool
+) -> list[str]:
+    """Return a note on images that mmdet leaves out by ``filter_cfg`` and ``indices``; raise ValueError for all."""
+    filters = {} if dataset.get('test_mode') else dataset.get('filter_cfg') or {}
+    side, indices = filters.get('min_size', 0), dataset.get('indices')
+    empty = {key for key in images if key not in with_boxes} if filters.get('filter_empty_gt') else set()
+    small = {key for key, image in images.items() if min(image['width'], image['height']) < side} - empty
+    rest = range(len(images) - len(empty) - len(small))
+    reasons = []
+    if empty:
+        reasons.append(
+            f'{len(empty)} without an annotation of the classes (filter_cfg.filter_empty_gt=False keeps them)'
+        )
+    if small:
+        reasons.append(f'{len(small)} with a side below {side} pixels (filter_cfg.min_size=1 keeps them)')
+    if indices is not None:
+        taken = rest[:indices] if isinstance(indices, int) and indices >= 0 else rest[indices:]
+        reasons.append(f'{len(rest) - len(taken)} by indices={indices}')
+        rest = taken
+    if not reasons:
+        return []
+    if not rest:
+        raise ValueError(f'{name}: mmdet would leave out all {len(images)} images: {", ".join(reasons)}')
+    used = f'{path}: mmdet uses {len(rest)} of {len(images)} images and leaves out {", ".join(reasons)}'
+    if is_evaluated:
+        return [f"{used}; COCO's evaluation counts the objects of all images (test_mode=True keeps them)"]
+    return [f'{used}, as in --set train_dataloader.dataset.filter_cfg.min_size=1']
+
+
+def _check_files(name: str, path: Path, images: Any, folder: Path, load: Any, every_image: bool) -> list[str]:
+    """Check that the images exist and have the sizes of the annotations, and return notes on how they are loaded."""
     if is_address(str(folder)):
-        return
+        return []
     files = {os.path.join(folder, image['file_name']): image for image in images.values()}
     absent = list(absent_files(list(files)))
     if absent:
+        first = next(one['file_name'] for file, one in files.items() if absent[0].startswith(file))
         raise ValueError(
-            f'{path} lists {len(files)} images, of which {len(absent)} are missing: {some(absent)}; the folder is '
-            f'{folder}, {endings_in(folder)} (--train-images, --val-images)'
+            f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent)}; the folder is '
+            f'{folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
         )
-    looked_at = chosen(list(files), _SAMPLED, every_image)
-    if every_image:
-        check_decodable(looked_at, load)
-    for name in looked_at:
-        stated, found = (files[name]['width'], files[name]['height']), size_of(name, load)
-        if found not in (stated, None):
-            raise ValueError(
-                f'{path}: {name} is stated as {stated[0]} x {stated[1]} pixels, but is read as {found[0]} x {found[1]} '
-                'after its EXIF orientation; annotate upright images, or read them as stored, in each split: '
-                '--set train_dataloader.dataset.pipeline.0.color_type=color_ignore_orientation'
-            )
+    looked_at, notes = look_at_images(chosen(list(files), _SAMPLED, every_image), load, every_image)
+    stated = {file: (files[file]['width'], files[file]['height']) for file in looked_at}
+    wrong = [file for file in looked_at if looked_at[file].size != stated[file]]
+    if wrong:
+        first = wrong[0]
+        advice = 'annotate the image of this size, or write its size if only that is wrong'
+        sizes = other_size(f'{first} is stated as', stated[first], 'is read', looked_at[first], advice)
+        raise ValueError(f'{name}: {len(wrong)} of {len(looked_at)} images looked at have another size: {sizes}')
+    return [f'{path}: {note}' for note in notes]

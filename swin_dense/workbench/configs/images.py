@@ -1,35 +1,203 @@
-"""Sizes of images, from their headers, as a data set's first transform would load them, and which it cannot decode."""
+"""What a data set's first transform makes of images: from all headers, and from one decoded image of each kind."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from mmengine.dist import get_rank, get_world_size
 from mmengine.registry import TRANSFORMS
-from PIL import Image
 
-_ORIENTATION_TAG = 274
+from swin_dense.images.headers import Header, read_header
+from swin_dense.images.pixels import ImageError, upright
+from swin_dense.images.reading import pixels_of
+
+_LOADERS = ('LoadImageFromFile', 'LoadBands')
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_INVERSE = {6: 8, 8: 6}  # other orientations are their own inverse
 _NAMED = 5  # files that an error names
 
 
-def size_of(path: str, load: Any) -> tuple[int, int] | None:
-    """Return (width, height) from the header, None if PIL cannot read it; ``load`` is a config of LoadImageFromFile."""
-    color_type = load.get('color_type', 'color')
-    with contextlib.suppress(OSError, ValueError, Image.DecompressionBombError), warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        with Image.open(path) as image:
-            # PIL decodes a PNG without EXIF to look for it.
-            is_turned = 'exif' in image.info and image.getexif().get(_ORIENTATION_TAG) in _TRANSPOSED
-            is_upright = color_type != 'unchanged' and not color_type.endswith('ignore_orientation')
-            return image.size[::-1] if is_turned and is_upright else image.size
-    return None
+class Loaded(NamedTuple):
+    """How an image is loaded: its size (width, height), its EXIF orientation, and whether that is applied."""
+
+    size: tuple[int, int]
+    orientation: int
+    is_upright: bool
+
+
+def look_at_images(paths: Sequence[str], load: Any, every_image: bool) -> tuple[dict[str, Loaded], list[str]]:
+    """Return how images are loaded, as far as their headers can be read, and notes on what loading loses or turns.
+
+    ``load`` is the config of the transform that loads them; of others than ``LoadImageFromFile`` and ``LoadBands``,
+    nothing is known. It decodes one image of each kind of header, or every image. Raise ValueError for those that it
+    cannot decode.
+    """
+    kind_of_loader = load.get('type', '')
+    name = getattr(kind_of_loader, '__name__', kind_of_loader).rpartition('.')[2]
+    if name not in _LOADERS:
+        return {}, []
+    decode = _decoder(load, name)
+    if every_image:
+        _check_decodable(paths, decode)
+    kinds: dict[Header | None, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
+    for path in paths:
+        header = read_header(path)
+        # The size is no part of the kind.
+        kind, size = (None, (0, 0)) if header is None else (header._replace(size=(0, 0)), header.size)
+        kinds[kind].append((path, size))
+    found: dict[str, Loaded] = {}
+    notes: list[str] = []
+    hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
+    for kind, files in kinds.items():
+        # An image that is not square shows whether it is turned.
+        path = next((path for path, (width, height) in files if width != height), files[0][0])
+        _check_decodable([path], decode)
+        image = decode(path)
+        if kind is None:
+            found[path] = Loaded(image.shape[1::-1], 1, True)
+            continue
+        is_upright = kind.orientation == 1 or _is_upright(path, image, kind.orientation)
+        for one, size in files:
+            is_turned = is_upright and kind.orientation in _TRANSPOSED
+            found[one] = Loaded(size[::-1] if is_turned else size, kind.orientation, is_upright)
+            if kind.orientation in (2, 3, 4) or (kind.orientation in _TRANSPOSED and size[0] == size[1]):
+                hidden[is_upright].append(one)
+        if name == 'LoadImageFromFile':
+            notes += _lost(kind, f'{len(files)} of {len(paths)} images, such as {path},', path, image)
+    for is_upright, turned in hidden.items():
+        if turned:
+            view = 'upright, as it says' if is_upright else 'as stored, without it'
+            cure = 'color_type=color_ignore_orientation of LoadImageFromFile reads files other than TIFF as stored'
+            notes.append(
+                f'{len(turned)} of {len(paths)} images, such as {turned[0]}, have an EXIF orientation that their sizes '
+                f'do not show, and are read {view}: their annotations must be of the same view'
+                + (f' ({cure})' if is_upright and name == 'LoadImageFromFile' else '')
+            )
+    return found, notes
+
+
+def _decoder(load: Any, name: str) -> Callable[[str], Any]:
+    """Return the function that decodes a path as a transform does, (H, W) or (H, W, C), in the type of its decoder."""
+    import mmcv.transforms  # noqa: F401  registers LoadImageFromFile
+
+    step = dict(load)
+    if name == 'LoadImageFromFile':
+        step['to_float32'] = False
+    transform = TRANSFORMS.build(step)
+
+    def decode(path: str) -> Any:
+        results = transform({'img_path': path})
+        if results is None:
+            raise ValueError('it cannot be decoded')
+        return results['img']
+
+    return decode
+
+
+def _check_decodable(paths: Sequence[str], decode: Callable[[str], Any]) -> None:
+    """Raise ValueError if some images cannot be decoded."""
+
+    def reason(path: str) -> str:
+        try:
+            decode(path)
+            return ''
+        except Exception as error:  # of any decoder
+            return str(error) or type(error).__name__
+
+    with ThreadPoolExecutor() as pool:
+        why = dict(zip(paths, pool.map(reason, paths), strict=True))
+    damaged = [path for path in paths if why[path]]
+    if damaged:
+        shown = some(f'{path} ({_described(path)}: {why[path]})' for path in damaged)
+        raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {shown}; {_cure(damaged[0])}')
+
+
+def _described(path: str) -> str:
+    header = read_header(path)
+    if header is None:
+        return 'its header cannot be read'
+    return f'{header.format}, {header.bands} bands of {header.bits} bits' + (' as floats' * (header.kind == 'f'))
+
+
+def _cure(path: str) -> str:
+    """Return what to do about an image that the framework cannot decode."""
+    try:
+        values = pixels_of(path).values
+    except (ImageError, OSError):
+        return 'replace them'
+    bands = 1 if values.ndim == 2 else values.shape[2]
+    return f'read them with LoadBands(scale={_scale(values)}, bands={tuple(range(bands))}): docs/geotiff.md'
+
+
+def _scale(values: np.ndarray) -> int:
+    """Return the largest value that integers of as many bits as these have; 1 for floats up to 1."""
+    largest = int(np.ceil(values.max()))
+    return max(1, (1 << largest.bit_length()) - 1)
+
+
+def _lost(kind: Header, which: str, path: str, image: np.ndarray) -> list[str]:
+    """Return notes on the bits and bands that ``LoadImageFromFile`` loses of images of a kind, of which it read one."""
+    channels = 1 if image.ndim == 2 else image.shape[2]
+    has_lost_bits = kind.bits > 8 * image.dtype.itemsize
+    has_lost_bands = kind.extra > 0 and (kind.bands > channels or kind.bands == 2)
+    if not (has_lost_bits or has_lost_bands):
+        return []
+    try:
+        values = pixels_of(path).values
+        options = [f'scale={_scale(values)}'] if has_lost_bits else []
+    except (ImageError, OSError):  # a package that reads all of it is not installed
+        options = [f'scale={(1 << kind.bits) - 1}'] if has_lost_bits else []
+    notes = []
+    if has_lost_bits:
+        notes.append(
+            f'have {kind.bits} bits for each value, which LoadImageFromFile makes {8 * image.dtype.itemsize}: it reads '
+            f'the values of this one as {image.min()} to {image.max()}'
+        )
+    if has_lost_bands:
+        options.append(f'bands={tuple(range(kind.bands))}')
+        notes.append(f'have {kind.bands} bands, of which LoadImageFromFile drops the last {kind.extra}')
+    return [f'{which} {" and ".join(notes)}; LoadBands({", ".join(options)}) reads them whole: docs/geotiff.md']
+
+
+def _is_upright(path: str, image: np.ndarray, orientation: int) -> bool:
+    """Return whether loaded pixels are those of the upright image rather than of the stored one."""
+    try:
+        shown = pixels_of(path).values.astype(np.float32)
+    except (ImageError, OSError):
+        return True
+    shown = shown.reshape(*shown.shape[:2], -1).mean(2)
+    grey = image.reshape(*image.shape[:2], -1).mean(2)
+    stored = upright(shown, _INVERSE.get(orientation, orientation))
+    if shown.shape != stored.shape:
+        return grey.shape == shown.shape
+    return bool(np.vdot(grey - grey.mean(), shown - stored) >= 0)
+
+
+def other_size(said: str, size: tuple[int, int], read: str, loaded: Loaded, advice: str) -> str:
+    """Return what to say of an image that is loaded in another size than its annotations have.
+
+    ``said`` and ``read`` begin the two halves of the sentence; ``advice`` is for where its orientation is not why.
+    """
+    sizes = f'{said} {size[0]} x {size[1]} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
+    if loaded.orientation not in _TRANSPOSED or size != loaded.size[::-1]:
+        return f'{sizes}; {advice}'
+    if loaded.is_upright:
+        return (
+            f'{sizes} after its EXIF orientation; annotate upright images, or read them as stored, in each split: '
+            '--set train_dataloader.dataset.pipeline.0.color_type=color_ignore_orientation'
+        )
+    return (
+        f'{sizes} without its EXIF orientation; annotate the images as stored, or read them upright, in each split: '
+        '--set train_dataloader.dataset.pipeline.0.color_type=color'
+    )
 
 
 def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
@@ -40,24 +208,6 @@ def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
     return [items[round(index)] for index in indices]
 
 
-def check_decodable(paths: Sequence[str], load: Any) -> None:
-    """Raise ValueError if the transform of the config ``load`` cannot decode some images."""
-    import mmcv.transforms  # noqa: F401  registers LoadImageFromFile
-
-    decode = TRANSFORMS.build(dict(load))
-
-    def reason(path: str) -> str:
-        try:
-            return '' if decode({'img_path': path}) is not None else 'it cannot be decoded'
-        except Exception as error:  # of any decoder
-            return str(error) or type(error).__name__
-
-    with ThreadPoolExecutor() as pool:
-        damaged = [f'{path} ({why})' for path, why in zip(paths, pool.map(reason, paths), strict=True) if why]
-    if damaged:
-        raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {some(damaged)}; replace them')
-
-
 def some(names: Iterable[Any]) -> str:
     """Return the first names of many, for a message."""
     names = list(map(str, names))
@@ -65,10 +215,28 @@ def some(names: Iterable[Any]) -> str:
 
 
 def absent_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the files that do not exist or are empty, with the reason."""
+    """Yield the paths that are no regular file, or an empty one, with the reason."""
     for path in paths:
         try:
-            if os.stat(path).st_size == 0:
-                yield f'{path} (empty)'
-        except OSError as error:
-            yield f'{path} ({error.strerror})'
+            status = os.stat(path)
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            yield f'{path} ({getattr(error, "strerror", None) or error})'
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            yield f'{path} (no file)'
+        elif status.st_size == 0:
+            yield f'{path} (empty)'
+
+
+def hint_on_name(folders: Sequence[Path], name: str) -> str:
+    """Return how a file name in annotations differs from that of a file in folders; nothing if there is none.
+
+    Label Studio writes names with %20, or with folders of its server, and programs on Windows write backslashes.
+    """
+    last = unquote(name.replace('\\', '/')).rstrip('/').rpartition('/')[2]
+    if not last:
+        return ''
+    for folder in folders:
+        if (folder / last).is_file():
+            return f'; {folder / last} is there: write names relative to the folder of images, with /, without %20'
+    return ''

@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.classes import mapped_values
-from swin_dense.workbench.configs.images import absent_files, check_decodable, chosen, size_of, some
+from swin_dense.workbench.configs.images import absent_files, chosen, look_at_images, other_size, some
 from swin_dense.workbench.configs.own_data import endings_in
 from swin_dense.workbench.configs.parts import class_count, dicts
 
@@ -52,19 +52,24 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
             )
     classes = class_count(config.model)
     ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(config.model) if 'ignore_index' in part)}
-    stored, found = set(), set()
+    stored, found, not_used = set[int](), set[int](), set[int]()
+    share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
     looked_at = chosen(samples, _SAMPLED, every_image)
-    if every_image:
-        check_decodable([sample['img_path'] for sample in looked_at], pipeline[0])
+    images, notes = look_at_images([sample['img_path'] for sample in looked_at], pipeline[0], every_image)
     for sample in looked_at:
-        path = sample['seg_map_path']
+        path, image = sample['seg_map_path'], sample['img_path']
         mask = _stored(path)
-        size = size_of(sample['img_path'], pipeline[0])
-        if size not in (mask.shape[::-1], None):
-            raise ValueError(f'the mask {path} has {mask.shape[::-1]} pixels, its image {size} (width, height)')
+        if image in images and images[image].size != mask.shape[::-1]:
+            advice = 'a mask must have the size of its image'
+            read = f'its image {image} is read'
+            raise ValueError(other_size(f'the mask {path} has', mask.shape[::-1], read, images[image], advice))
         stored |= _values(mask)
-        values = _values(built.pipeline(dict(sample))['gt_seg_map']) - ignored
+        labels = built.pipeline(dict(sample))['gt_seg_map']
+        is_ignored = np.isin(labels, [*ignored])
+        share += is_ignored.mean() / len(looked_at)
+        not_used |= _values(mask[is_ignored])
+        values = _values(labels) - ignored
         found |= values
         if max(values, default=0) >= classes:
             wrong[path] = values - set(range(classes))
@@ -84,8 +89,20 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
         )
     names = built.metainfo.get('classes') or range(classes)
     rest = [name for index, name in enumerate(names) if index not in found]
-    notes = [f'{folder}: {len(samples)} masks, one for each image; read the values of {len(looked_at)}']
-    return [*notes, f'{folder}: in these masks, {len(rest)} classes do not occur: {some(rest)}'] if rest else notes
+    notes = [
+        f'{folder}: {len(samples)} masks, one for each image; read the values of {len(looked_at)}',
+        *(f'{folder}: {note}' for note in notes),
+    ]
+    if not_used:
+        zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
+        given = ', '.join(map(str, sorted(not_used)))
+        notes.append(f'{folder}: {100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+    if rest:
+        notes.append(f'{folder}: in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
+    if dataset.get('indices') is not None:
+        built.full_init()
+        notes.append(f'{folder}: mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
+    return notes
 
 
 def _stored(path: str) -> np.ndarray:

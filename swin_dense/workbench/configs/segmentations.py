@@ -6,58 +6,97 @@ It reads beyond its buffers for run lengths of another sum than the pixels of th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 _LEAST_POINTS = 3  # mmdet leaves out polygons of fewer
-_TOLERANCE = 2.0  # pixels between a polygon and its box
+_TOLERANCE = 2.0  # pixels between a mask and its box
 _MOST_CHARACTERS = 12  # of a number of 60 bits
 
+_NO_MASK = (
+    'this recipe needs masks, as lists of polygons or RLE of the size of the image; use one without masks: `swin-dense '
+    'zoo detection`'
+)
+_UNREADABLE = 'write polygons as finite numbers, RLE as lengths that sum to height times width'
+_FEW_POINTS = (
+    "remove polygons of fewer than three points, or with an odd number of coordinates: COCO's evaluation takes two "
+    'points for a box and raises an error for others'
+)
+_ELSEWHERE = 'the mask covers nothing, or lies elsewhere than bbox; write pixels, not shares of the image'
+_BY_ROWS = "the run lengths of RLE fit bbox only if they run along rows, but COCO's run down columns (order='F')"
 
-def is_mask(annotation: Any, image: Any) -> bool:
-    """Return whether an annotation has a list of polygons, or RLE of the size of its image."""
+
+class Place(NamedTuple):
+    """The bounds of a box or mask in pixels; right and bottom are behind its last pixel."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+EMPTY = Place(0, 0, 0, 0)
+
+
+class Mask(NamedTuple):
+    """What is wrong with a mask, the polygons that mmdet leaves out, and the pixels that it reaches beyond its box."""
+
+    fault: str | None
+    left_out: int = 0
+    beyond: float = 0.0
+
+
+def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
+    """Look at the mask of an annotation with a box; ``image`` has the height and the width."""
     mask = annotation.get('segmentation')
+    height, width = image['height'], image['width']
+    left_out, by_rows = 0, None
     if isinstance(mask, dict):
-        return mask.get('size') == [image['height'], image['width']] and isinstance(mask.get('counts'), (list, str))
-    return bool(mask) and isinstance(mask, list) and all(isinstance(polygon, list) for polygon in mask)
+        if mask.get('size') != [height, width] or not isinstance(mask.get('counts'), (list, str)):
+            return Mask(_NO_MASK)
+        lengths = run_lengths(mask['counts'])
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > height * width or lengths.sum() != height * width:
+            return Mask(_UNREADABLE)
+        place = place_of_runs(lengths, height)
+        top, left, bottom, right = place_of_runs(lengths, width)
+        by_rows = Place(left, top, right, bottom)
+    else:
+        if not (mask and isinstance(mask, list) and all(isinstance(polygon, list) for polygon in mask)):
+            return Mask(_NO_MASK)
+        if not all(_are_finite(polygon) for polygon in mask):
+            return Mask(_UNREADABLE)
+        polygons = [polygon for polygon in mask if len(polygon) % 2 == 0 and len(polygon) >= 2 * _LEAST_POINTS]
+        left_out = len(mask) - len(polygons)
+        if left_out and is_evaluated:
+            return Mask(_FEW_POINTS)
+        place = EMPTY
+        if polygons:
+            columns = [number for polygon in polygons for number in polygon[0::2]]
+            rows = [number for polygon in polygons for number in polygon[1::2]]
+            place = Place(min(columns), min(rows), max(columns), max(rows))
+    x, y, *sides = annotation['bbox']
+    box = Place(x, y, x + sides[0], y + sides[1])
+    is_kept = min(sides) >= 1 and x < width and y < height and box.right > 0 and box.bottom > 0
+    if not is_kept:
+        return Mask(None, left_out)
+    is_empty = place.left >= place.right or place.top >= place.bottom
+    beyond = _beyond(place, box)
+    if by_rows is not None and not is_empty and beyond > _TOLERANCE >= _beyond(by_rows, box):
+        return Mask(_BY_ROWS)
+    is_share = isinstance(mask, list) and max(place) <= 1 and max(sides) > _TOLERANCE
+    is_at_columns = box.left - _TOLERANCE < place.right and place.left < box.right + _TOLERANCE
+    is_at_rows = box.top - _TOLERANCE < place.bottom and place.top < box.bottom + _TOLERANCE
+    is_far_left = place.left <= -width or place.right <= 0 or place.top <= -height or place.bottom <= 0
+    is_far_right = place.left >= width or place.right >= 2 * width or place.top >= height or place.bottom >= 2 * height
+    if is_share or is_empty or not is_at_columns or not is_at_rows or is_far_left or is_far_right:
+        return Mask(_ELSEWHERE)
+    return Mask(None, left_out, beyond if beyond > _TOLERANCE else 0.0)
 
 
-def is_readable(annotation: Any, image: Any) -> bool:
-    """Return whether polygons are finite numbers, or the run lengths of RLE sum to the pixels of the image."""
-    mask = annotation['segmentation']
-    if isinstance(mask, list):
-        return all(_are_finite(polygon) for polygon in mask)
-    lengths, pixels = _run_lengths(mask['counts']), image['height'] * image['width']
-    return lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= pixels and lengths.sum() == pixels
-
-
-def is_in_place(annotation: Any, image: Any) -> bool:
-    """Return whether a readable mask covers something, and polygons lie at their box, if mmdet keeps that box."""
-    mask = annotation['segmentation']
-    left, top, width, height = annotation['bbox']
-    is_inside = left < image['width'] and top < image['height'] and left + width > 0 and top + height > 0
-    if width < 1 or height < 1 or not is_inside:
-        return True
-    if isinstance(mask, dict):
-        return bool(_run_lengths(mask['counts'])[1::2].any())
-    polygons = [polygon for polygon in mask if len(polygon) % 2 == 0 and len(polygon) >= 2 * _LEAST_POINTS]
-    if not polygons:
-        return False
-    is_share = max(map(max, polygons)) <= 1 and max(width, height) > _TOLERANCE  # in 0 to 1
-    if is_share:
-        return False
-    columns = [polygon[0::2] for polygon in polygons]
-    rows = [polygon[1::2] for polygon in polygons]
-    return _is_near(columns, left, width, image['width']) and _is_near(rows, top, height, image['height'])
-
-
-def _is_near(polygons: list[list[float]], start: float, length: float, side: float) -> bool:
-    """Return whether the coordinates of polygons along an axis fit those of their box and their image, in pixels."""
-    low, high = min(map(min, polygons)), max(map(max, polygons))
-    is_at_box = low < start + length + _TOLERANCE and high > start - _TOLERANCE
-    is_at_image = -side < low < side and 0 < high < 2 * side
-    return low < high and is_at_box and is_at_image
+def _beyond(place: Place, box: Place) -> float:
+    """Return how far a place reaches beyond a box."""
+    return max(box.left - place.left, box.top - place.top, place.right - box.right, place.bottom - box.bottom)
 
 
 def _are_finite(values: list[Any]) -> bool:
@@ -67,11 +106,27 @@ def _are_finite(values: list[Any]) -> bool:
         return False
 
 
-def _run_lengths(counts: list[Any] | str) -> np.ndarray:
+def place_of_runs(lengths: np.ndarray, height: int) -> Place:
+    """Return the bounds of the mask of run lengths in columns of a height; ``EMPTY`` if it covers nothing."""
+    ends = lengths.cumsum()
+    first, last = (ends - lengths)[1::2], ends[1::2] - 1
+    is_run = last >= first
+    first, last = first[is_run], last[is_run]
+    if not len(first):
+        return EMPTY
+    left, right = int(first.min()) // height, int(last.max()) // height + 1
+    if (first // height != last // height).any():  # a run into the next column reaches both edges of the image
+        return Place(left, 0, right, height)
+    return Place(left, int((first % height).min()), right, int((last % height).max()) + 1)
+
+
+def run_lengths(counts: list[Any] | str) -> np.ndarray:
     """Return the lengths of the runs of RLE, a list or the text that pycocotools writes; none if it is neither."""
     none = np.array([], np.int64)
     if isinstance(counts, list):
-        return np.array(counts) if all(type(count) is int for count in counts) else none
+        return (
+            np.array(counts, np.int64) if all(type(count) is int and abs(count) < 2**60 for count in counts) else none
+        )
     # Each number consists of characters of six bits: five of its digits, the lowest first, and whether more follow.
     codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
     is_last = codes & 32 == 0

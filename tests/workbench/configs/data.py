@@ -67,7 +67,7 @@ def make_coco(root, count=4):
             pixels[top:bottom, left:right] = (220, 60 * (index % 2), 30)
             Image.fromarray(pixels).save(root / split / f'{index}.jpg')
             images.append({'id': index, 'file_name': f'{index}.jpg', 'height': SIDE, 'width': SIDE})
-            ids = {'id': index, 'image_id': index, 'category_id': categories[index % 2]['id']}
+            ids = {'id': index + 1, 'image_id': index, 'category_id': categories[index % 2]['id']}
             place = {'bbox': [left, top, width, height], 'area': width * height, 'iscrowd': 0}
             polygon = [left, top, right, top, right, bottom, left, bottom]
             annotations.append({**ids, **place, 'segmentation': [polygon]})

@@ -1,0 +1,75 @@
+"""What the header of an image file says about its pixels, before anything is decoded."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, BinaryIO, NamedTuple
+
+from PIL import Image, TiffImagePlugin
+
+from swin_dense.images import tiff
+
+_ORIENTATION = 274
+_PNG_DEPTH = 24  # position of the bit depth in a PNG
+_BIG_TIFF = 43
+_BITS_OF_MODES = {'I': 32, 'F': 32}
+_SIGNS = {1: 'u', 2: 'i', 3: 'f'}  # values of the tag SampleFormat
+_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}  # of the tag PhotometricInterpretation; others have one band
+
+
+class Header(NamedTuple):
+    """A header: the size (width, height) is that of the stored image, before its orientation is applied."""
+
+    format: str
+    size: tuple[int, int]
+    bits: int
+    kind: str  # of the values: 'u' without sign, 'i' with sign, 'f' floats
+    bands: int
+    extra: int  # bands beside grey or colours, such as opacity and near infrared
+    orientation: int  # that of EXIF, 1 to 8
+
+
+def read_header(path: str) -> Header | None:
+    """Return the header of an image file, or None if neither PIL nor its reader of TIFF's tags understands it."""
+    try:
+        with warnings.catch_warnings(), open(path, 'rb') as file:
+            warnings.simplefilter('ignore')
+            start = file.read(_PNG_DEPTH + 1)
+            return _tiff_header(start, file) if start.startswith(tiff.MAGIC) else _pil_header(start, file)
+    except Exception:  # of any decoder, for content of any kind
+        return None
+
+
+def _tiff_header(start: bytes, file: BinaryIO) -> Header:
+    tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start[: 16 if start[2] == _BIG_TIFF else 8])
+    file.seek(tags.next)
+    tags.load(file)
+    bits, formats = tags.get(258, (1,)), tags.get(339, (1,))
+    bands, colours = tags.get(277, 1), _COLOURS.get(tags.get(262, 1), 1)
+    orientation = tags.get(_ORIENTATION, 1)
+    is_known = orientation in range(1, 9)
+    extra = len(tags.get(338, ())) or max(0, bands - colours)
+    size = (tags[256], tags[257])
+    return Header('TIFF', size, max(bits), _SIGNS.get(formats[0], 'u'), bands, extra, orientation if is_known else 1)
+
+
+def _pil_header(start: bytes, file: BinaryIO) -> Header:
+    with Image.open(file) as image:
+        bits = 16 if image.mode.startswith('I;16') else _BITS_OF_MODES.get(image.mode, 8)
+        if image.format == 'PNG':
+            bits = max(8, start[_PNG_DEPTH])
+        elif image.format == 'PPM' and image.mode == 'I':
+            bits = 16
+        bands = image.getbands()
+        # PIL decodes a PNG without EXIF to look for it.
+        orientation = image.getexif().get(_ORIENTATION, 1) if 'exif' in image.info else 1
+        is_known = orientation in range(1, 9)
+        return Header(
+            image.format or '',
+            image.size,
+            bits,
+            'f' if image.mode == 'F' else 'u',
+            len(bands),
+            int(bands[-1] in 'Aa'),
+            orientation if is_known else 1,
+        )
