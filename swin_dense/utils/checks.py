@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,9 +59,11 @@ def rate(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """Return ``value``, an int or a float, as a float."""
+    """Return ``value``, a finite int or float, as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f'{name} must be a number, got {value!r} of type {type(value).__name__}')
+    if not math.isfinite(value):
+        raise ValueError(f'{name} must be finite, got {value}')
     return float(value)
 
 
