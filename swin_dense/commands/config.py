@@ -103,13 +103,14 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     notes = []
     classes = None if args.classes is None else class_names(args.classes)
     places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
+    reason = ''
     if args.data_root is not None and not places:
-        places = find_places(config, args.data_root, args.val_share is not None)
+        places, reason = find_places(config, args.data_root, args.val_share is not None)
         notes += [f'found {", ".join(places.values())} in {args.data_root}'] if places else []
     if args.val_share is not None:
         if args.out is None:
             raise ValueError('--val-share needs --out, beside which it writes the images of each part')
-        places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
+        places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force, reason))
     own_data(config, args.data_root, classes, places)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
@@ -121,6 +122,11 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
         ignore_values(config, _numbers('--ignore', args.ignore))
     notes += find_endings(config)
     there = [split for split in SPLITS if not missing_data(config, [split])]
+    if reason and not there:
+        expected = ', no '.join(missing_data(config))
+        raise FileNotFoundError(
+            f'there is no {expected}, as the recipe expects, and no other layout was found: {reason}'
+        )
     notes += check_data(config, there, args.check_images)
     if args.data_root is not None or places:
         notes += [

@@ -13,8 +13,9 @@ from mmengine.config import Config
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination, remove, write_text
-from swin_dense.workbench.configs.coco import read_coco
-from swin_dense.workbench.configs.own_data import image_endings
+from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
+from swin_dense.workbench.configs.images import hint_on_name, some
+from swin_dense.workbench.configs.own_data import endings_in, image_endings
 from swin_dense.workbench.configs.parts import datasets
 
 _ROBOFLOW = '_annotations.coco.json'
@@ -37,66 +38,90 @@ def class_names(text: str) -> list[Any]:
     return [name.strip() for name in text.split(',')]
 
 
-def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str]:
-    """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe.
+def find_places(config: Config, data_root: str, is_split: bool) -> tuple[dict[str, str], str]:
+    """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe, and why.
 
     For detection: Roboflow's, or one file of annotations with its images, as CVAT and Label Studio write them. For
     segmentation: a folder of images beside one of masks, by their names. Unless they are to be split, there must be
-    validation data.
+    validation data. The reason is what is there instead, '' if nothing was searched for.
     """
     root, own = Path(data_root), datasets(config, ['train'])
     is_detector = config.default_scope == 'mmdet'
     if not own or not root.is_dir():
-        return {}
+        return {}, ''
     expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
     if expected and (root / expected).exists():
-        return {}
-    if is_detector:
-        found = _detection(root)
-    else:
-        found = _segmentation(root)
+        return {}, ''
+    found, reason = _detection(root) if is_detector else _segmentation(root)
     if found and 'val_ann' not in found and not is_split:
         raise ValueError(
             f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth '
             'of these data, or the paths with --val-ann, --val-images and --val-masks'
         )
-    return found
+    return found, reason
 
 
-def _detection(root: Path) -> dict[str, str]:
+def _detection(root: Path) -> tuple[dict[str, str], str]:
     names = [name for name in ('train', 'valid', 'val', 'test') if (root / name / _ROBOFLOW).is_file()]
     if 'train' in names:
-        return {
-            place: value
-            for part, name in zip(('train', 'val'), names, strict=False)
-            for place, value in ((f'{part}_ann', f'{name}/{_ROBOFLOW}'), (f'{part}_images', name))
-        }
-    files = [*root.glob('*.json'), *root.glob('annotations/*.json')]
+        places: dict[str, str] = {}
+        for part, name in zip(('train', 'val'), names, strict=False):
+            places |= {f'{part}_ann': f'{name}/{_ROBOFLOW}', f'{part}_images': name}
+        return places, ''
+    files = sorted([*root.glob('*.json'), *root.glob('annotations/*.json')])
     files = [file for file in files if not file.name.endswith(('.train.json', '.val.json'))]  # of an earlier split
-    if len(files) != 1:
-        return {}
-    images = read_coco(files[0])['images']
+    contents, reasons = {}, []
+    for file in files:
+        try:
+            contents[file] = read_coco(file)
+        except ValueError as error:
+            reasons.append(str(error))
+    if len(contents) > 1:
+        return (
+            {},
+            f'{root} has several files of annotations, {some(contents)}: name those to use with --train-ann, '
+            + ('--train-images, --val-ann and --val-images'),
+        )
+    if not contents:
+        return {}, '; '.join(
+            reasons
+        ) if reasons else f'{root} has no .json file of annotations, but {_content_of(root)}'
+    (file, content), *_ = contents.items()
     folders = [root, *sorted(root.glob('*')), *sorted(root.glob('*/*'))]
-    folders = [folder for folder in folders if images and (folder / images[0]['file_name']).is_file()]
-    places = {'train_ann': files[0], 'train_images': folders[0]} if folders else {}
-    return {place: str(path.relative_to(root)) for place, path in places.items()}
+    if not content['images']:
+        return {}, f'{file} lists no images'
+    first = content['images'][0]['file_name']
+    held = [folder for folder in folders if (folder / first).is_file()]
+    if not held:
+        hint = hint_on_name(folders, first)
+        return {}, f'{file} names {first!r} first, which is in no folder below {root}: there, {_content_of(root)}{hint}'
+    return {'train_ann': str(file.relative_to(root)), 'train_images': str(held[0].relative_to(root))}, ''
 
 
-def _segmentation(root: Path) -> dict[str, str]:
+def _segmentation(root: Path) -> tuple[dict[str, str], str]:
     names = {path.name.lower(): path.name for path in root.iterdir() if path.is_dir()}
     images = [names[name] for name in _IMAGES if name in names]
     masks = [names[name] for name in _MASKS if name in names]
-    return {'train_images': images[0], 'train_masks': masks[0]} if images and masks else {}
+    if images and masks:
+        return {'train_images': images[0], 'train_masks': masks[0]}, ''
+    return {}, f'{root} has no folders such as images and masks, but {_content_of(root)}'
+
+
+def _content_of(root: Path) -> str:
+    """Describe what is in a folder, for a message."""
+    folders = [f'{path.name}/' for path in sorted(root.iterdir()) if path.is_dir()]
+    return f'it has {some(folders) or "no folders"} and files {endings_in(root).removeprefix("whose files ")}'
 
 
 @contextlib.contextmanager
 def split_data(
-    places: Mapping[str, str], data_root: str | None, share: float, out: Path, force: bool = False
+    places: Mapping[str, str], data_root: str | None, share: float, out: Path, force: bool = False, reason: str = ''
 ) -> Iterator[dict[str, str]]:
     """Split training data, in ``places`` as of :func:`own_data`, at random, and yield the places of both parts.
 
     The split is always the same. Two files beside the config, ``out``, name the images of each part, with their
-    annotations for detection. They are removed again if the block raises.
+    annotations for detection, numbered from 1 if any number could not be evaluated. They are removed again if the block
+    raises. ``reason`` says why no places were found.
     """
     if not 0 < checks.number('--val-share', share) < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')
@@ -104,8 +129,8 @@ def split_data(
         raise FileNotFoundError(f'there is no folder {data_root}')
     if 'train_images' not in places or any(name.startswith('val') for name in places):
         raise ValueError(
-            '--val-share splits training data; give them, without validation data, in a layout that --data-root finds '
-            'or with --train-images and --train-ann or --train-masks'
+            f'{reason}{"; " * bool(reason)}--val-share splits training data; give them, without validation data, in a '
+            'layout that --data-root finds or with --train-images and --train-ann or --train-masks'
         )
     below = {name: Path(data_root or '', place) for name, place in places.items()}
     paths = {name: path if path.exists() else Path(places[name]) for name, path in below.items()}
@@ -117,6 +142,11 @@ def split_data(
         raise ValueError(f'--val-share {share} of {count} images leaves none for training')
     chosen = set(np.random.default_rng(0).permutation(count)[:size].tolist())
     val_ids = set() if is_masks else {content['images'][index]['id'] for index in chosen}
+    annotations = [] if is_masks else content.get('annotations') or []
+    ids = [one['id'] for one in annotations]
+    # Programs that number from 0, or with text: COCO's evaluation takes 0 for 'no match', and needs whole numbers.
+    if not all(type(number) is int and number > 0 for number in ids) or len(set(ids)) < len(ids):
+        annotations = [{**one, 'id': number} for number, one in enumerate(annotations, 1)]
     parts = {}
     for part, is_val in (('train', False), ('val', True)):
         images = [image for index, image in enumerate(content['images']) if (index in chosen) == is_val]
@@ -124,8 +154,10 @@ def split_data(
             parts[out.with_suffix(f'.{part}.txt')] = ''.join(f'{name}\n' for name in images)
         else:
             # Annotations of no image stay in the training part, where they are found.
-            kept = [one for one in content.get('annotations') or [] if (one.get('image_id') in val_ids) == is_val]
-            parts[out.with_suffix(f'.{part}.json')] = json.dumps({**content, 'images': images, 'annotations': kept})
+            kept = [one for one in annotations if (one['image_id'] in val_ids) == is_val]
+            source = {SPLIT_OF: str(paths['train_ann'].resolve())}
+            whole = {**content, **source, 'images': images, 'annotations': kept}
+            parts[out.with_suffix(f'.{part}.json')] = json.dumps(whole)
     for path in parts:
         check_destination(path, force)
     try:

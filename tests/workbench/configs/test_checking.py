@@ -525,3 +525,147 @@ def test_a_split_that_cannot_be_used_leaves_no_file(ten_fruits, words, message):
     assert [path.name for path in ten_fruits.beside.iterdir()] == ['fruit']
     assert main(['config', DETECTOR, '--data-root', str(ten_fruits.root), '--val-share', '0.2']) == 2
     assert '--val-share needs --out' in ten_fruits.capsys.readouterr().err
+
+
+def move(data, file='annotations.json'):
+    """Write the training data as one file beside its folder of images."""
+    (data.root / TRAIN).rename(data.root / file)
+    (data.root / 'train2017').rename(data.root / 'images')
+    shutil.rmtree(data.root / 'annotations')
+    shutil.rmtree(data.root / 'val2017')
+
+
+def named(function):
+    return lambda content: [one.update(file_name=function(one['file_name'])) for one in content['images']]
+
+
+def test_other_json_files_are_no_annotations(ten_fruits):
+    """Files that programs write beside annotations; two files of annotations are named."""
+    move(ten_fruits)
+    (ten_fruits.root / 'dataset_info.json').write_text('{"name": "fruit"}')
+    (ten_fruits.root / 'classes.json').write_text('["apple", "ripe pear"]')
+    config = ten_fruits.write('--val-share', '0.2')
+    assert len(labels(config, 'train') + labels(config, 'val')) == 10
+    shutil.copy(ten_fruits.root / 'annotations.json', ten_fruits.root / 'old.json')
+    for words in ([], ['--val-share', '0.2']):
+        said = ten_fruits.refused(*words)
+        assert re.search(r'several files of annotations, \S+/annotations\.json, \S+/old\.json: name those to use', said)
+
+
+@pytest.mark.parametrize(
+    ('name', 'hint'),
+    [
+        (lambda name: f'images\\{name}', 'images/0.jpg is there: write names relative to the folder of images, with /'),
+        (lambda name: f'/data/upload/3/{name}', 'images/0.jpg is there: write names relative'),
+        (lambda name: f'images%2F{name}', 'images/0.jpg is there: write names relative'),
+        (lambda name: f'gone-{name}', 'it has images/ and files end in .jpg (10), .json (1)'),
+    ],
+)
+def test_the_first_name_that_is_missing_is_said_with_what_is_there(ten_fruits, name, hint):
+    move(ten_fruits)
+    ten_fruits.change(named(name), 'annotations.json')
+    first = name('0.jpg')
+    for words in ([], ['--val-share', '0.2']):
+        said = ten_fruits.refused(*words)
+        assert hint in said
+        assert f'names {first!r} first, which is in no folder below' in said
+    said = ten_fruits.refused('--train-ann', 'annotations.json', '--train-images', 'images')
+    assert f'{first} (No such file or directory)' in said
+    assert ('is there: write names' in said) == ('is there' in hint)
+    assert not (ten_fruits.beside / 'mine.py').exists()
+
+
+def test_data_of_another_layout_are_an_error_and_data_of_another_machine_a_note(fruit, roads, capsys):
+    for data in (fruit, roads):
+        for folder in data.root.iterdir():
+            folder.rename(data.root / f'my {folder.name}')
+    assert re.search(
+        r'as the recipe expects, and no other layout was found: \S+fruit has no \.json file', fruit.refused()
+    )
+    said = roads.refused()
+    assert (
+        'has no folders such as images and masks, but it has my annotations/, my images/ and files end in .png' in said
+    )
+    fruit.root.rename(fruit.beside / 'elsewhere')
+    fruit.write()
+    assert 'train will refuse it' in capsys.readouterr().err
+
+
+def test_a_split_numbers_annotations_that_cannot_be_evaluated(ten_fruits):
+    move(ten_fruits)
+
+    def number(start):
+        def change(content):
+            for index, one in enumerate(content['annotations']):
+                one['id'] = start(index)
+
+        return change
+
+    for start, expected in ((lambda index: index, range(1, 11)), (lambda index: 5 + index, range(5, 15))):
+        ten_fruits.change(number(start), 'annotations.json')
+        ten_fruits.write('--val-share', '0.2')
+        parts = [json.loads((ten_fruits.beside / f'mine.{part}.json').read_text()) for part in ('train', 'val')]
+        assert sorted(one['id'] for part in parts for one in part['annotations']) == [*expected]
+
+
+def test_errors_name_the_file_that_was_split(ten_fruits):
+    move(ten_fruits)
+    ten_fruits.change(first(bbox=[1, 2]), 'annotations.json')
+    said = ten_fruits.refused('--val-share', '0.2')
+    assert re.search(rf'{ten_fruits.root}/annotations\.json, in the part mine\.\w+\.json: 1 of \d annotations', said)
+
+
+@pytest.mark.parametrize(
+    ('train', 'val', 'message'),
+    [
+        (CLASSES, ['Apple', 'Ripe Pear'], 'rename Apple to apple, Ripe Pear to ripe pear'),
+        (CLASSES, ['apple'], 'add ripe pear there, also without an annotation'),
+        (CLASSES, CLASSES[::-1], 'sort the list of categories in this file so'),
+    ],
+)
+def test_training_and_validation_files_that_disagree(fruit, train, val, message):
+    """The file to evaluate follows the training data; with its own classes, the training file refuses them."""
+
+    def categories(names):
+        def change(content):
+            ids = {name.lower(): key for name, key in zip(CLASSES, (3, 7), strict=True)}
+            content['categories'] = [{'id': ids[name.lower()], 'name': name} for name in names]
+            content['annotations'] = [
+                one for one in content['annotations'] if one['category_id'] in {ids[name.lower()] for name in names}
+            ]
+
+        return change
+
+    fruit.change(categories(train), TRAIN)
+    fruit.change(categories(val), VAL)
+    said = fruit.refused()
+    assert message in said
+    assert f'{fruit.root / VAL} has' in said
+    assert f'those of the training data in {fruit.root / TRAIN}' in said
+    assert f'--classes "{",".join(train)}"' in said
+    if val != ['apple']:  # classes that lack one of the file are a choice
+        assert f'--classes "{",".join(train)}"' in fruit.refused('--classes', ','.join(val))
+
+
+def test_a_training_file_that_lacks_a_class_is_to_be_completed(fruit):
+    def drop_pear(content):
+        content['categories'].pop()
+        content['annotations'] = content['annotations'][::2]
+
+    fruit.change(drop_pear, TRAIN)
+    said = fruit.refused()
+    assert (
+        'add ripe pear to its categories, also without an annotation, in the order of --classes "apple,ripe pear"'
+        in said
+    )
+
+
+@pytest.mark.parametrize('name', ['', '.', '..'])
+def test_a_folder_is_no_image(fruit, name):
+    fruit.change(image(1, file_name=name), TRAIN)
+    assert re.search(r'of which 1 are missing: \S+ \(no file\)', fruit.refused())
+
+
+def test_a_box_beyond_a_float_is_one_error(fruit):
+    fruit.change(first(bbox=[10**400, 1, 2, 3]))
+    assert 'bbox must be x, y, width and height' in fruit.refused()
