@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_dense.checkpoint.compare import Target
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
-from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.read import safetensors_torch
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import log_spaced_offsets
@@ -54,7 +54,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     parameters = {name: own[key].detach() for name, key in target.names.items()}
     checks.one_of('family', family, FAMILIES)
     layout = EXPORTED[family]
-    if target.version == 2:
+    if target.backbone.network == 'swinv2':
         if family not in EXPORTED_V2:
             raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
         layout = EXPORTED_V2[family]

@@ -6,7 +6,7 @@ A family is a table of its names by role. Loading and export use the same table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,8 +16,6 @@ from torch import Tensor
 from swin_dense.utils.names import unwrapped
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
-# In the metadata of our V2: the window with which each stage was trained, and then its own of each, (height, width).
-WINDOWS = 'windows'
 
 
 def _names(block: str, attention: str, layers: tuple[str, str], downsample: str) -> dict[str, str]:
@@ -55,8 +53,8 @@ _OURS: dict[str, str] = {
 _PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
 # Placeholders of the stage in the tables, as (scale, offset): number in the name = scale * our number + offset.
 _STAGES = {'stage': (1, 0), 'next': (1, 1), 'odd': (2, 1), 'even': (2, 2)}
-# Roles whose names distinguish families from each other and a Swin from other networks.
-_DISTINCTIVE = ('norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
+# Roles of linear layers.
+LINEAR = ('qkv', 'proj', 'fc1', 'fc2', 'merge', 'cpb1', 'cpb2')
 
 # Regular expressions that normalise variants of these names: names of timm's features_only models, and in transformers
 # the name of the base model, the norms of MaskFormer and older names.
@@ -112,6 +110,10 @@ class Family:
     version: int = 1  # of Swin, 1 or 2; the merging norm of V2 follows the reduction
     joined_bias: bool = False  # V2's query and value biases are in one tensor, with an unused key bias
     coordinates: bool = False  # the coordinates of each V2 position network are stored as a buffer
+
+    def is_numbered(self, key: str) -> bool:
+        """Return whether ``key`` is in a numbered stage or output norm, as all parameters of blocks and outputs are."""
+        return any(key.startswith(stem) and key[len(stem) :][:1].isdecimal() for stem in self.stems)
 
     def templates(self, role: str) -> tuple[str, ...]:
         """Return the names of a role, with placeholders for numbers: one, or one per part."""
@@ -169,6 +171,12 @@ class Family:
 
     def _is_sliced(self, name: Name) -> bool:
         return self.slice_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
+
+
+def is_standard(name: str) -> bool:
+    """Return whether one of our names is that of a backbone parameter, for any options."""
+    read = MMDET.read(name)
+    return read is not None and read.role != 'final_norm'
 
 
 def plain_name(key: str) -> str:
@@ -264,8 +272,8 @@ EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAI
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
 # One family for each naming scheme of blocks, and the others that share it: by version, and by whether stages begin
 # with patch merging, as in timm, so that the last stage has a merging layer.
-_SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
-_SHARING = {
+SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
+FAMILY_OF_SCHEME = {
     (OFFICIAL, 1, True): TIMM,
     (OFFICIAL, 2, False): OFFICIAL_V2,
     (OFFICIAL, 2, True): TIMM_V2,
@@ -275,31 +283,4 @@ _SHARING = {
     (TRANSFORMERS, 2, False): TRANSFORMERS_V2,
 }
 # Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
-_MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
-
-
-# A naming scheme, and the prefix of names in it.
-Candidate = tuple[Family, str]
-
-
-def find_backbones(keys: Iterable[str]) -> dict[Candidate, set[str]]:
-    """Map each pair of naming scheme and prefix to the roles of the parameters that the keys contain of it."""
-    found: dict[Candidate, set[str]] = {}
-    for key in keys:
-        for scheme in _SCHEMES:
-            start = f'.{key}'.rfind(f'.{scheme.stems[0]}')
-            name = scheme.read(key[start:]) if start >= 0 else None
-            if name is not None and name.role in _DISTINCTIVE:
-                found.setdefault((scheme, key[:start]), set()).add(name.role)
-    return found
-
-
-def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
-    """Return the family of the keys with a prefix, among the families that share the block names of ``scheme``."""
-    own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    names = [name for name in map(scheme.read, own) if name is not None]
-    last = max((name.stage for name in names if name.block is not None), default=None)
-    merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in names)
-    version = 2 if all(any(map(mark.search, own)) for mark in _MARKS_OF_V2) else 1
-    shared = _SHARING.get((scheme, version, merges_first))
-    return shared or _SHARING.get((scheme, version, False), scheme)
+MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))

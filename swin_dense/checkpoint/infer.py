@@ -1,21 +1,112 @@
-"""Infer from a checkpoint the options of a backbone that fits its weights."""
+"""Infer from the shapes of a checkpoint the options of a backbone that fits its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
-from swin_dense.archs.shapes import options_of
-from swin_dense.checkpoint.find import FIRST_SCALE, Found
-from swin_dense.checkpoint.fit import pretrained_sides
-from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.checkpoint.convert import Weights
+from swin_dense.checkpoint.families import OURS_V2, Name, is_standard
+from swin_dense.checkpoint.report import CheckpointError, listed, shortened
+from swin_dense.ops.windows import Pair
 
-_TABLE = 'relative_position_bias_table'
+# By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
+_NEARLY = (
+    (
+        re.compile(r'(^|\.)base_layer\.'),
+        'Its LoRA is not merged: the weights of a Swin are inside of other layers, as in {key}. Merge them where the '
+        'model is built, with merge_and_unload() of PEFT, and save the state dict of the result.',
+    ),
+    (
+        re.compile(r'\.meta_mlp\.'),
+        "It is a Swin V2-CR (timm's swinv2_cr), whose position bias comes from another network ({key}): no option "
+        'builds it. Use timm.',
+    ),
+    (
+        re.compile(r'(^|\.)audio_encoder\.'),
+        'It is the audio encoder of CLAP, whose patches are those of a spectrogram ({key}): no option builds it. Use '
+        'ClapAudioModel of transformers.',
+    ),
+    (
+        re.compile(r'\.(qkv|proj|q_proj|query|fc1|0)\.zero_point$'),
+        "Its linear layers are quantised ({key}), as by torch's quantize_dynamic. Save the state dict before the model "
+        'is quantised.',
+    ),
+    (
+        re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$'),
+        'Its patch embedding is a stem of several convolutions, as in CTransPath ({key}), but that of a Swin is one '
+        'projection: it is another network, which no option of the model builds. Use the code of that network.',
+    ),
+)
+_OF_VOLUMES = (
+    'Its patches have the shape {shape}, with a depth or time axis: it is a Swin of volumes or videos (Video Swin, '
+    'SwinUNETR), which no option builds. Use the code of that network.'
+)
+_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
+
+
+def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree."""
+    inferred: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
+    if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
+        inferred.update(in_channels={patch[1]}, patch_size={patch[2]})
+    if len(head := shapes.get('head.weight', ())) == 2:
+        inferred['num_classes'] = {head[0]}
+    blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
+    depths: list[int] = []
+    for stage, block in blocks:  # in ascending order; a stage without blocks has the depth 0
+        depths += [0] * (stage + 1 - len(depths))
+        depths[stage] = block + 1
+    if depths:
+        inferred['depths'] = {tuple(depths)}
+    heads: list[set[int]] = [set() for _ in depths]
+    widths: set[tuple[int, ...]] = set()
+    for stage, block in blocks:
+        stem = f'stages.{stage}.blocks.{block}.'
+        table = shapes.get(f'{stem}attn.w_msa.relative_position_bias_table')
+        scale = shapes.get(f'{stem}attn.w_msa.logit_scale')
+        if table:
+            heads[stage].add(table[-1])
+        if scale:
+            heads[stage].add(scale[0])
+        if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
+            inferred.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
+            biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}
+            inferred.setdefault('qkv_bias', set()).add(not biases.isdisjoint(shapes))
+            if scale is None:
+                inferred.setdefault('use_rel_pos_bias', set()).add(table is not None)
+        if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
+            widths.add(hidden)
+    if (ratio := _mlp_ratio(widths)) is not None:
+        inferred['mlp_ratio'] = {ratio}
+    if heads and all(len(numbers) == 1 for numbers in heads):
+        inferred['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
+    inferred['patch_norm'] = {
+        f'{name.removesuffix(layer)}norm.weight' in shapes
+        for layer in ('projection.weight', 'reduction.weight')
+        for name in shapes
+        if name.endswith(f'.{layer}')
+    }
+    return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}
+
+
+def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:
+    """Return the ratio with the fewest digits that gives all (hidden, input) channels, rounded down, of the MLPs."""
+    smallest = max((hidden / channels for hidden, channels in widths), default=0)
+    for digits in range(7):
+        ratio = math.ceil(smallest * 10**digits) / 10**digits
+        if widths and all(int(ratio * channels) == hidden for hidden, channels in widths):
+            return ratio
+    return None
+
+
 _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
-def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
+def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
     These are ``given``, from the user; ``arch`` (a letter or a dict); the options that parameter shapes determine; and,
@@ -24,49 +115,83 @@ def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises CheckpointError if a required option can neither be inferred nor is it given.
     """
-    options = options_of(found.shapes)
-    missing = [key for key in ('embed_dims', 'depths') if key not in options]
-    if missing:
-        reasons = ''.join(f'; {name} is {why}' for name, why in list(found.unusable.items())[:1])
-        raise CheckpointError(
-            f'{found.described}: cannot infer {" and ".join(missing)}, because parameters are missing or '
-            f'disagree{reasons}'
-        )
+    options = options_of(weights.shapes)
+    unknown = [key for key in ('embed_dims', 'depths') if key not in options]
+    if unknown:
+        raise CheckpointError(f'{weights.described}: cannot infer {" and ".join(unknown)}. {_why_unknown(weights)}')
     inferred = {key: options[key] for key in _KEPT if key in options}
     inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
     if inferred['arch'] is None:
         if 'num_heads' not in options and given.keys().isdisjoint(('arch', 'num_heads')):
-            raise CheckpointError(f'{found.described}: cannot infer the number of heads; give the architecture')
+            raise CheckpointError(f'{weights.described}: cannot infer the number of heads; give the architecture')
         inferred['arch'] = {
             'embed_dims': options['embed_dims'],
             'depths': options['depths'],
             'num_heads': options.get('num_heads', (1,) * stages),
         }
-    if set(found.outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
-        inferred['out_indices'] = found.outputs
-    tables = [found.size_of(f'stages.{stage}.blocks.0.attn.w_msa.{_TABLE}') for stage in range(stages)]
+    outputs = tuple(stage for stage in range(stages) if f'norm{stage}.weight' in weights.tensors)
+    if set(outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
+        inferred['out_indices'] = outputs
+    role = 'table' if weights.network == 'swin' else 'logit_scale'
+    windows = [weights.size_of(Name(role, stage, 0).ours) for stage in range(stages)]
     # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
-    windows = found.windows[:stages] or tables
-    if len(windows) == stages and None not in windows:
-        inferred['window_size'] = windows[0] if len(set(windows)) == 1 else windows
-    elif window := windows[0] or found.size_of(FIRST_SCALE):
-        inferred['window_size'] = window
-    if found.trained_windows:
-        trained = [found.trained_windows.get(stage) for stage in range(stages)]
+    is_per_stage = None not in windows and (role == 'table' or weights.layout is OURS_V2)
+    if is_per_stage and len(set(windows)) > 1:
+        inferred['window_size'] = windows
+    elif windows[0]:
+        inferred['window_size'] = windows[0]
+    if weights.trained_windows:
+        trained = [weights.trained_windows.get(stage) for stage in range(stages)]
         inferred['pretrained_window_size'] = pretrained_sides(trained)
-    elif found.version == 2 and 'pretrained_window_size' not in given:
+    elif weights.network == 'swinv2' and 'pretrained_window_size' not in given:
         raise CheckpointError(
-            f'{found.described} is a Swin V2 that does not record the windows it was trained with, which other windows '
-            'need; give pretrained_window_size, one side or one per stage'
+            f'{weights.described} is a Swin V2 that does not record the windows it was trained with, which other '
+            'windows need; give pretrained_window_size, one side or one per stage'
         )
-    position = found.parameters.get('absolute_pos_embed')
+    position = weights.tensors.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
-        grid = found.size_of('absolute_pos_embed')
+        grid = weights.size_of('absolute_pos_embed')
         if grid is None:
             raise CheckpointError(
-                f'{found.described}: cannot infer the height and width of its {position.shape[1]} absolute positions; '
-                'give pretrain_img_size=(height, width) in pixels'
+                f'{weights.described}: cannot infer the height and width of its {position.shape[1]} absolute '
+                'positions; give pretrain_img_size=(height, width) in pixels'
             )
         inferred['pretrain_img_size'] = tuple(side * options['patch_size'] for side in grid)
     return {**inferred, **given}
+
+
+def nearly(weights: Weights) -> str:
+    """Return what a checkpoint is and what to do, if it is nearly a Swin; otherwise an empty string."""
+    patches = weights.shapes.get('patch_embed.projection.weight', ())
+    if len(patches) == 5:
+        return _OF_VOLUMES.format(shape=patches)
+    keys = [key for parameter in weights.parameters.values() for key in parameter.keys]
+    for pattern, text in _NEARLY:
+        if key := next(filter(pattern.search, keys), None):
+            return text.format(key=shortened(key))
+    return ''
+
+
+def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
+    """Return ``pretrained_window_size``: 0, which is the model's window, where a window is oblong or unknown."""
+    return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
+
+
+def _why_unknown(weights: Weights) -> str:
+    """Return why the size of a Swin does not follow from its parameters: what it is, or which ones are missing."""
+    if other := nearly(weights):
+        return other
+    for name, parameter in weights.parameters.items():
+        if parameter.unusable:
+            return f'{name} is {parameter.unusable}.'
+    blocks = dict.fromkeys(match[0] for match in map(_BLOCK.match, weights.parameters) if match)
+    parts = ('norm1', 'attn.w_msa.qkv', 'attn.w_msa.proj', 'norm2', 'ffn.layers.0.0', 'ffn.layers.1')
+    missing = [f'{block}{part}.weight' for block in blocks for part in parts]
+    missing = [name for name in missing if name not in weights.tensors]
+    if missing:
+        extra = [name for name in weights.parameters if not is_standard(name)]
+        beside = f', and has {listed(extra)}, which no Swin has' if extra else ''
+        return f'It lacks {listed(missing)}{beside}.'
+    shapes = [f'{name} is {shape}' for name, shape in weights.shapes.items() if name.endswith('qkv.weight')]
+    return f'The channels of its stages do not double: {listed(shapes)}.'

@@ -5,37 +5,24 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.archs.weights import place_of
-from swin_dense.checkpoint.families import WINDOWS
-from swin_dense.checkpoint.find import Found, find, flatten, trained_and_own, windows_in
-from swin_dense.checkpoint.fit import (
-    LoadOptions,
-    Target,
-    check_trained_windows,
-    doubts_about_windows,
-    fit,
-    state_of,
-)
-from swin_dense.checkpoint.read import local_file, read_file
+from swin_dense.checkpoint.compare import Target, check_trained_windows, compare, doubts_about_windows, state_of
+from swin_dense.checkpoint.convert import Weights, convert
+from swin_dense.checkpoint.families import COORDINATES, TORCHVISION_V2
+from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.utils import checks
-from swin_dense.utils.addresses import is_address, shown
 
 _logger = logging.getLogger(__package__)
-_STANDARD = LoadOptions()
 # The files of SatlasPretrain, and those of torchgeo with a hash behind the name.
 _SATLAS = re.compile(r'(aerial|landsat|sentinel1|sentinel2)_swin[bt]_(si|mi)')
 _SATLAS_PREFIX = 'backbone.backbone.'  # in SatlasPretrain's own files, under any file name
 _SATLAS_PRESETS = {2: 'satlas-sentinel1', 3: 'satlas-rgb', 9: 'satlas-sentinel2-ms', 11: 'satlas-landsat'}
-Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
 Log = Callable[[Report], Any]
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
@@ -96,7 +83,6 @@ def load_checkpoint(
         ('official', 177, [])
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
-    options = LoadOptions(allow_partial, final_norm, window)
     # The model inside wrappers of data parallelism and compilation.
     while isinstance(inner := getattr(backbone, 'module', getattr(backbone, '_orig_mod', None)), nn.Module):
         backbone = inner
@@ -105,53 +91,39 @@ def load_checkpoint(
         raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
     if any(hasattr(parameter, 'device_mesh') for parameter in backbone.parameters()):
         raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
-    return load_found(target, find_backbone(source, prefix, ema, trust), options, log)
-
-
-def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Found:
-    """Read a checkpoint from any source of :func:`load_checkpoint`, and return its backbone."""
-    if prefix is not None and not isinstance(prefix, str):
-        raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     checkpoint, described = read_checkpoint(source, trust)
-    return find(flatten(checkpoint), described, prefix, ema)
+    weights = convert(checkpoint, described, prefix, ema, window)
+    return load_weights(weights, target, allow_partial, final_norm, log)
 
 
-def read_checkpoint(source: Checkpoint, trust: bool = False) -> tuple[Mapping[Any, Any], str]:
-    """Read a checkpoint from any source of :func:`load_checkpoint`; return it and its name in messages."""
-    if isinstance(source, Mapping):
-        return source, 'the given dict'
-    if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f'a checkpoint must be a path, a name, an address or a dict, got {type(source).__name__}')
-    place = place_of(source) if isinstance(source, str) else source
-    if is_address(place):
-        with local_file(str(place)) as path:
-            return read_file(path, trust), shown(place)
-    return read_file(Path(source), trust), os.fspath(source)
-
-
-def load_found(target: Target, found: Found, options: LoadOptions = _STANDARD, log: Log | None = log_report) -> Report:
-    """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
-    parameters, report = fit(found, target, options)
+def load_weights(
+    weights: Weights,
+    target: Target,
+    allow_partial: bool = False,
+    final_norm: bool = False,
+    log: Log | None = log_report,
+) -> Report:
+    """Load converted weights into a model; see :func:`load_checkpoint`."""
+    parameters, report = compare(weights, target, allow_partial, final_norm)
     if not report.loaded:
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
-    target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
+    target.backbone.input_preset = _input_preset(weights)
+    if target.backbone.input_preset is not None:
+        report.notes.append(f'these weights expect images normalised by preset({target.backbone.input_preset!r})')
     if log is not None:
         log(report)
     return report
 
 
-def _input_preset(found: Found, report: Report) -> str | None:
-    """Return, and note, the preset of ``swin_dense.features`` that the weights of a Swin V2 are known to expect."""
-    projection = found.parameters.get('patch_embed.projection.weight')
-    is_satlas = _SATLAS.search(found.described) or found.prefix.startswith(_SATLAS_PREFIX)
-    if projection is None or found.family != 'torchvision' or not is_satlas:
+def _input_preset(weights: Weights) -> str | None:
+    """Return the preset of ``swin_dense.features`` that the weights of a Swin V2 are known to expect."""
+    projection = weights.tensors.get('patch_embed.projection.weight')
+    is_satlas = _SATLAS.search(weights.described) or weights.prefix.startswith(_SATLAS_PREFIX)
+    if projection is None or weights.layout is not TORCHVISION_V2 or not is_satlas:
         return None
-    preset = _SATLAS_PRESETS.get(projection.shape[1])
-    if preset is not None:
-        report.notes.append(f'these weights expect images normalised by preset({preset!r})')
-    return preset
+    return _SATLAS_PRESETS.get(projection.shape[1])
 
 
 @contextlib.contextmanager
@@ -184,29 +156,33 @@ def _requiring(parameters: str) -> Iterator[None]:
         _required.reset(token)
 
 
-def convert_before_load(
-    module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any
-) -> None:
+def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
     """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
     this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
     """
     if _required.get() != 'nothing':
-        _convert(module, state_dict, prefix, metadata)
+        _convert(module, state_dict, prefix)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
             module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
 
 
-def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
+def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
     partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
-    windows = windows_in(metadata)
-    if _needs_no_conversion(given, target):
-        if target.version == 2 and not target.is_classifier and not partial:
-            _check_windows(described, windows, target)
+    parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
+    if given and parameters.keys() <= {target.names[name] for name in target.added}:
+        return
+    if _is_own(parameters, target):
+        if target.backbone.network == 'swinv2' and not target.is_classifier and not partial:
+            weights = convert(given, described)
+            check_trained_windows(described, weights, target)
+            if not target.backbone.clamp_window:  # a classifier, whose hook was asked before that of its backbone
+                for doubt in doubts_about_windows(weights, target):
+                    _logger.warning('%s: %s', described, doubt)
         return
     if partial and not given:
         return
@@ -221,8 +197,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
             'allow_partial=True (in a config, to the backbone)'
         )
     try:
-        found = find(flatten(given if windows is None else {**given, WINDOWS: windows}), described)
-        parameters, report = fit(found, target, LoadOptions(allow_partial=partial))
+        fitted, report = compare(convert(given, described), target, partial)
     except CheckpointError as error:
         if not partial:
             raise
@@ -231,7 +206,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     for key in given:
         if key not in report.unexpected:
             del state_dict[prefix + key]
-    state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
+    state_dict.update({prefix + name: tensor for name, tensor in fitted.items()})
     if not partial:
         # With strict=True, parameters that the checkpoint cannot have must not count as missing.
         own = dict(state_of(module))
@@ -242,20 +217,8 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     getattr(module, 'log_load', log_report)(report)
 
 
-def _check_windows(described: str, windows: Tensor | None, target: Target) -> None:
-    """Raise a CheckpointError if our own V2 was trained with other windows, or warn if it does not say with which."""
-    if windows is not None:
-        trained, _ = trained_and_own(windows)
-        check_trained_windows(described, dict(enumerate(trained)), target)
-    elif not target.backbone.clamp_window:  # a classifier, whose hook was asked before that of its backbone
-        for doubt in doubts_about_windows(target):
-            _logger.warning('%s: %s', described, doubt)
-
-
-def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
-    """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of LoRA, say)."""
-    if given and given.keys() <= {target.names[name] for name in target.added}:
-        return True
+def _is_own(given: Mapping[str, Any], target: Target) -> bool:
+    """Return whether a state dict has exactly the module's keys and shapes."""
     if not target.complete or given.keys() != set(target.names.values()):
         return False
     return all(

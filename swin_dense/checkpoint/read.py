@@ -10,6 +10,7 @@ import glob
 import hashlib
 import json
 import logging
+import os
 import re
 import tempfile
 from base64 import b64encode
@@ -24,13 +25,15 @@ import torch
 from torch import Tensor
 from torch.hub import tqdm
 
-from swin_dense.archs.weights import suggestion
+from swin_dense.archs.weights import place_of, suggestion
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
-from swin_dense.utils.addresses import shown
+from swin_dense.utils.addresses import is_address, shown
 from swin_dense.utils.atomic import alone, remove, written_whole
 from swin_dense.utils.digest import file_digest
+
+Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
 
 _logger = logging.getLogger(__package__)
 _TIMEOUT = 60  # seconds without any data
@@ -47,6 +50,19 @@ _ACCESS = re.compile(
     r'download|.*token|.*signature|sig|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|x-(amz|goog)-.*'
     r'|response-content-.*|s[vterp]|spr|sk[tesv]|skoid|sktid'
 )
+
+
+def read_checkpoint(source: Checkpoint, trust: bool = False) -> tuple[Mapping[Any, Any], str]:
+    """Read a checkpoint from any source of :func:`swin_dense.load_checkpoint`; return it and its name in messages."""
+    if isinstance(source, Mapping):
+        return source, 'the given dict'
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f'a checkpoint must be a path, a name, an address or a dict, got {type(source).__name__}')
+    place = place_of(source) if isinstance(source, str) else source
+    if is_address(place):
+        with local_file(str(place)) as path:
+            return read_file(path, trust), shown(place)
+    return read_file(Path(source), trust), os.fspath(source)
 
 
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:

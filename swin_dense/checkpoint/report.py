@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
+from swin_dense.utils import checks
 
 _LISTED = 4  # names in a message
-# A stem of several convolutions, as in CTransPath.
-_CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$')
+_SHOWN = 250  # characters of a name in a message; a name in a file can have any length
 _LOAD_WHAT_FITS = (
-    'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
+    '\n  To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
 )
 
@@ -23,7 +22,16 @@ class CheckpointError(ValueError, RuntimeError):
     """A checkpoint cannot be read or does not fit; the model keeps its weights.
 
     It is also a RuntimeError because ``load_state_dict`` raises that type.
+
+    Args:
+        message: the problem and how to solve it.
+        in_python: how to solve it in Python or in a config. The command line omits this part.
     """
+
+    def __init__(self, message: str = '', in_python: str = '') -> None:
+        if not checks.on_command_line():
+            message += in_python
+        super().__init__(message)
 
 
 @dataclass
@@ -78,7 +86,13 @@ def listed(names: Iterable[str], separator: str = ', ') -> str:
     """Return the first names and, if there are more, the total number."""
     names = list(names)
     more = f'{separator}... ({len(names)} in all)' if len(names) > _LISTED else ''
-    return separator.join(names[:_LISTED]) + more
+    return separator.join(map(shortened, names[:_LISTED])) + more
+
+
+def shortened(name: str) -> str:
+    """Return a name, or another text of a file, without the middle of a long one."""
+    half = _SHOWN // 2
+    return name if len(name) <= _SHOWN else f'{name[:half]}...{name[-half:]}'
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
@@ -88,20 +102,19 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
     return [(reason, listed(names)) for reason, names in groups.items()]
 
 
-def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], excess: list[str]) -> CheckpointError:
+def misfit(
+    report: Report, other: str, given: Mapping[str, Any], wanted: Mapping[str, Any], excess: list[str]
+) -> CheckpointError:
     """Return the error of a failed load: the likely cause, then the parameters.
 
-    ``given`` and ``wanted`` are the options by the shapes in the checkpoint and in the model, ``excess`` the keys of a
-    Swin that are not part of the model.
+    ``other`` says what the checkpoint is, if it is nearly a Swin. ``given`` and ``wanted`` are the options by the
+    shapes in the checkpoint and in the model, ``excess`` the keys of a Swin that are not part of the model.
     """
     lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
-    has_other_stem = any(map(_CONVOLUTIONAL_STEM.search, report.unexpected))
-    if has_other_stem:  # no advice to load the blocks only: they were trained on the features of this stem
-        lines.append(
-            'Its patch embedding is a stem of several convolutions, as in CTransPath, but that of a Swin is one '
-            'projection: it is another network, which no option of the model builds. Use the code of that network.'
-        )
-    lines += _causes(given, wanted)
+    if other:
+        lines.append(other)
+    else:
+        lines += _causes(given, wanted)
     if report._absent:
         lines.append(f'Missing in the checkpoint: {listed(report._absent)}.')
     if report.mismatched:
@@ -115,22 +128,24 @@ def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], 
         )
     if excess:
         lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
-    if not has_other_stem:
-        lines.append(_LOAD_WHAT_FITS)
-    return CheckpointError('\n  '.join(lines))
+    # What fits was trained beside other layers, so that a part of it is of no use.
+    in_python = '' if other else _LOAD_WHAT_FITS
+    return CheckpointError('\n  '.join(lines), in_python)
 
 
-def other_version(described: str, version: int, given: Mapping[str, Any]) -> CheckpointError:
-    """Return the error of loading a Swin of this version into a model of the other."""
+def other_version(described: str, network: str, other: str, given: Mapping[str, Any]) -> CheckpointError:
+    """Return the error of loading a network, 'swin' or 'swinv2', into a model of the other; see :func:`misfit`."""
+    start = f'{described} does not fit the model, which keeps its weights.\n  '
+    if other:
+        return CheckpointError(start + other)
     letter = published_letter(given)
+    version = 1 if network == 'swin' else 2
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
-    name = f'{"swin_" if version == 1 else "swinv2_"}{letter}'
-    arch = f', arch={name!r}' if letter else ''
+    name = f'{network}_{letter}'
+    arch = f', {checks.argument("arch", name)}' if letter else ''
     by_name = f', or create_backbone({name!r})' if letter else ''
     return CheckpointError(
-        f'{described} does not fit the model, which keeps its weights.\n'
-        f'  It is a Swin V{version}{arch}; the model is a Swin V{3 - version}. '
-        f'Build {kind}{by_name}.',
+        f'{start}It is a Swin V{version}{arch}; the model is a Swin V{3 - version}.', f' Build {kind}{by_name}.'
     )
 
 
@@ -148,7 +163,7 @@ def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     if different:
         letter = published_letter(given)
         options = {'arch': letter} if letter else {key: given[key] for key in given if key in different}
-        advice = ', '.join(f'{key}={value!r}' for key, value in options.items())
+        advice = ', '.join(shortened(checks.argument(key, value)) for key, value in options.items())
         shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
         lines.append(
             f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '
@@ -166,5 +181,5 @@ def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 def _architecture(options: Mapping[str, Any], keys: Sequence[str]) -> str:
     letter = published_letter(options)
-    shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
+    shown = ' and '.join(shortened(f'{key} {options[key]}') for key in keys if key in options)
     return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'

@@ -1,4 +1,4 @@
-"""Infer windows from buffers, and resize weights that depend on windows, grids or image channels."""
+"""Infer windows and grids from shapes and buffers, and resize tables and the weights of image channels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
+
+# Beyond these, a coordinate buffer is damaged. The outermost coordinate is 1.06 if the window is that of the training.
+_LARGEST_COORDINATE = 100
+_LARGEST_WINDOW = 1 << 16
 
 
 def window_of_index(index: Tensor, length: int) -> Pair | None:
@@ -24,22 +28,20 @@ def window_of_index(index: Tensor, length: int) -> Pair | None:
     return None
 
 
-def window_of_coordinates(coordinates: Tensor) -> Pair:
-    """Return the window of a coordinate buffer from its shape."""
-    return (coordinates.shape[-3] + 1) // 2, (coordinates.shape[-2] + 1) // 2
-
-
 def trained_window(coordinates: Tensor) -> Pair | None:
     """Return the pretraining window to which a coordinate buffer is scaled, or None if its values do not determine it.
 
     The buffer ``relative_coords_table`` is (1, 2 * window height - 1, 2 * window width - 1, 2).
     """
     sides = []
-    for axis, side in enumerate(window_of_coordinates(coordinates)):
-        outermost = coordinates[..., axis].abs().max().item()
-        if not 0 < outermost < math.inf:
+    for axis, rows in enumerate(coordinates.shape[1:3]):
+        side = (rows + 1) // 2
+        outermost = coordinates[..., axis].double().abs().max().item()
+        scaled = math.expm1(outermost * math.log(8)) if 0 < outermost < _LARGEST_COORDINATE else 0
+        trained = 1 + 8 * (side - 1) / scaled if scaled else 0
+        if not 1.5 < trained < _LARGEST_WINDOW:
             return None
-        sides.append(1 + round(8 * (side - 1) / (8**outermost - 1)))
+        sides.append(round(trained))
     return sides[0], sides[1]
 
 
@@ -50,16 +52,9 @@ def offsets(window: Pair) -> Pair:
 
 def resize_table(table: Tensor, old: Pair, new: Pair) -> Tensor:
     """Interpolate a bias table ((2 * height - 1) * (2 * width - 1), A) from one window to another, in tokens."""
-    maps = _at_least_float32(table).T.reshape(1, -1, *offsets(old))
-    resized = _bicubic(maps, offsets(new))
+    maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(old))
+    resized = F.interpolate(maps, offsets(new), mode='bicubic')
     return resized.flatten(2)[0].T.contiguous().to(table.dtype)
-
-
-def resize_position(position: Tensor, old: Pair, new: Pair) -> Tensor:
-    """Resize an absolute position embedding (1, L, C) from one grid (H, W) to another by bicubic interpolation."""
-    maps = _at_least_float32(position).transpose(1, 2).unflatten(2, old)
-    resized = _bicubic(maps, new)
-    return resized.flatten(2).transpose(1, 2).contiguous().to(position.dtype)
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
@@ -70,9 +65,13 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     return weight[:, torch.arange(channels) % given] * (given / channels)
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def square_window(length: int) -> tuple[int, int] | None:
+    """Return the square window whose bias table has ``length`` rows, or None."""
+    grid = square_grid(length)
+    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
 
 
-def _bicubic(maps: Tensor, size: Pair) -> Tensor:
-    return F.interpolate(maps, size, mode='bicubic')
+def square_grid(length: int) -> tuple[int, int] | None:
+    """Return the square grid of ``length`` tokens, or None."""
+    side = math.isqrt(length)
+    return (side, side) if side * side == length else None

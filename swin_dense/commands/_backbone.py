@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from swin_dense.commands._options import normalization_of
-from swin_dense.create import create_backbone, warn_of_random_weights
+from swin_dense.create import create_backbone
 from swin_dense.features.extraction import Extraction, on_device
+from swin_dense.features.pyramid import warn_of_random_weights
 from swin_dense.images.normalization import Normalization
 from swin_dense.models.swin import SwinBackbone
 

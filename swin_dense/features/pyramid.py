@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,6 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 
-from swin_dense.create import has_random_weights, warn_of_random_weights
 from swin_dense.features.extraction import Extraction, evaluation_mode, on_device
 from swin_dense.features.runner import batches
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
@@ -24,6 +25,8 @@ from swin_dense.images.reading import Statistic, check_floats
 from swin_dense.images.regions import open_large_image
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
+
+_logger = logging.getLogger(__package__)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -195,6 +198,21 @@ def extract_pyramid(
         else:
             pyramids = _extract_in_batches(extraction, sources, batch_size, gradients)
     return pyramids[0] if is_single else pyramids
+
+
+def has_random_weights(backbone: SwinBackbone) -> bool:
+    """Return whether the last MLP of a backbone is that of a new one: its biases are 0, which no training leaves."""
+    stages: Any = backbone.stages
+    biases = [parameter for parameter in stages[-1].blocks[-1].ffn.parameters() if parameter.ndim == 1]
+    return bool(biases) and not any(bias.any() for bias in biases)
+
+
+@functools.cache
+def warn_of_random_weights() -> None:
+    """Warn, once per process and only in the first of several, that features are those of random weights."""
+    if os.environ.get('RANK', '0') == '0':
+        given = checks.argument('checkpoint')
+        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give %s with trained ones', given)
 
 
 def bare_backbone(backbone: nn.Module) -> SwinBackbone:

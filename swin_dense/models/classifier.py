@@ -34,8 +34,6 @@ class SwinClassifier(nn.Module):
         torch.Size([2, 10])
     """
 
-    is_swin_classifier = True  # load_checkpoint cannot import this class, so it reads this flag
-
     def __init__(
         self,
         name: str | Mapping[str, Any] | Arch = 'swin_t',
@@ -56,6 +54,11 @@ class SwinClassifier(nn.Module):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
+
+    @property
+    def network(self) -> str:
+        """'swin' or 'swinv2', that of the backbone."""
+        return self.backbone.network
 
     if TYPE_CHECKING:  # nn.Module declares neither arguments nor results
 

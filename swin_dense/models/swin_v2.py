@@ -56,7 +56,7 @@ class CosineWindowAttention(WindowAttention):
         **options: Any,
     ) -> None:
         super().__init__(channels, num_heads, qkv_bias=False, use_rel_pos_bias=False, qk_scale=1.0, **options)
-        self.pretrained_window_size = pretrained_window_size
+        self.scale_positions(pretrained_window_size)
         self.logit_scale = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.cpb_mlp = nn.Sequential(
             nn.Linear(2, CPB_CHANNELS),
@@ -66,6 +66,25 @@ class CosineWindowAttention(WindowAttention):
         self.q_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.reset_position()
+
+    def scale_positions(self, pretrained_window_size: Pair | None) -> None:
+        """Set the window that the position network was trained with, as the constructor does."""
+        self.pretrained_window_size = pretrained_window_size
+        trained = pretrained_window_size or self.window_size
+        rows, columns = (2 * side - 1 for side in self.window_size)
+        # In files, as by the authors' code, because no parameter says it. No buffer: those follow the dtype of the
+        # model, may be made without values, and are sent to all devices in each step.
+        coordinates = log_spaced_offsets(self.window_size, trained, torch.device('cpu'))
+        self.relative_coords_table = coordinates.view(1, rows, columns, 2)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        table = self.relative_coords_table.to(self.logit_scale.device, copy=True)
+        destination[f'{prefix}relative_coords_table'] = table
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *options: Any) -> None:
+        state_dict.pop(f'{prefix}relative_coords_table', None)  # the backbone compares it with its own
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     def reset_position(self) -> None:
         nn.init.constant_(self.logit_scale, math.log(10))
@@ -176,7 +195,7 @@ class SwinV2Backbone(SwinBackbone):
         self.pretrained_window_size = windows
         for stage, side in zip(cast('list[SwinStage]', self.stages), windows, strict=False):
             for block in stage.blocks:
-                cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
+                cast('Any', block).attn.w_msa.scale_positions((side, side) if side else None)
 
     @classmethod
     def option_names(cls) -> list[str]:
@@ -187,13 +206,6 @@ class SwinV2Backbone(SwinBackbone):
         """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
         stages = zip(self.pretrained_window_size, self.windows, strict=True)
         return [(side, side) if side else window for side, window in stages]
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        # In the metadata that PyTorch keeps beside the tensors: a buffer would be a key that other classes do not have.
-        metadata = getattr(destination, '_metadata', {}).get(prefix[:-1])
-        if metadata is not None:
-            metadata['windows'] = [*self.trained_windows, *self.windows]
 
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         return CosineWindowAttention(channels, num_heads, **settings)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.checkpoint.find import flatten
+from swin_dense.checkpoint.convert import flatten
 from swin_dense.checkpoint.read import read_file
 from swin_dense.checkpoint.report import CheckpointError
 from tests.checkpoint.programs import names_of, pushed, saved, words_of, zipped_records

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, create_backbone
+from swin_dense.checkpoint.convert import flatten
 from swin_dense.checkpoint.export import write_file
-from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.unpickler import StandIn
 from tests.checkpoint.helpers import (
     SAFETENSORS,

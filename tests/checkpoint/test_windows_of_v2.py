@@ -1,5 +1,6 @@
 """A Swin V2 is not loaded into a model that scales its positions otherwise, without a word."""
 
+import copy
 import io
 import logging
 
@@ -19,6 +20,7 @@ from swin_dense.checkpoint.export import write_file
 from tests.checkpoint.helpers import ARCH
 from tests.conftest import equal_weights, needs, randomize
 
+TABLE = 'relative_coords_table'
 UNKNOWN = 'neither the checkpoint nor the model records the windows'
 OTHER = r'trained with windows of 3x3, 3x3, 3x3, 3x3 tokens.*pretrained_window_size=\(3, 3, 3, 3\)'
 
@@ -27,8 +29,9 @@ def v2(window=3, **options):
     return SwinV2Backbone(**{**ARCH, 'window_size': window}, **options)
 
 
-def without_metadata(model):
-    return dict(model.state_dict())
+def without_record(model):
+    """Return the weights as files of timm and transformers have them, which do not record windows."""
+    return {name: tensor for name, tensor in model.state_dict().items() if TABLE not in name}
 
 
 def saved(state):
@@ -39,13 +42,45 @@ def saved(state):
     return torch.load(file, weights_only=True)
 
 
-def test_names_and_shapes_are_those_of_the_parameters():
-    model = v2()
-    assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
+def test_the_state_is_the_parameters_and_the_buffers_of_the_authors():
+    """A table of coordinates per block, as in the authors' code; it is no parameter, and no buffer of the model."""
+    model = v2([3, 3, (3, 5), 2], pretrained_window_size=(4, 0, 0, 2))
+    state = model.state_dict()
+    parameters = [name for name, _ in model.named_parameters()]
+    assert [name for name in state if TABLE not in name] == parameters
+    assert not list(model.buffers())
+    ours = {name: tensor for name, tensor in state.items() if TABLE in name}
+    authors = export_state_dict(model, 'official')
+    authors = {name.replace('layers', 'stages').replace('attn', 'attn.w_msa'): x for name, x in authors.items()}
+    assert len(ours) == 5  # one per block
+    for name, table in ours.items():
+        assert torch.equal(table, authors[name])
     plain = nn.Module()
     for name, module in model.named_children():
         plain.add_module(name, module)
-    plain.load_state_dict(model.state_dict(), strict=True)
+    plain.load_state_dict(state, strict=True)
+    model.stages[0].load_state_dict(v2().stages[0].state_dict(), strict=True)
+    kept = model.half().double().state_dict()
+    assert all(kept[name].equal(table) for name, table in ours.items())
+
+
+def test_tools_that_take_a_state_dict_take_this_one():
+    """Functional calls, averages of weights, copies, and tools that look up each name in the model."""
+    model, image = randomize(v2(), 1).eval(), torch.rand(1, 3, 20, 30)
+    expected = model(image)
+    for found, wanted in zip(torch.func.functional_call(model, model.state_dict(), image), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    for name, tensor in model.state_dict().items():
+        path, _, attribute = name.rpartition('.')
+        assert getattr(model.get_submodule(path), attribute).shape == tensor.shape
+    average = copy.deepcopy(model)
+    for mean, tensor in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+        mean.copy_(0.5 * mean + 0.5 * tensor)
+    assert equal_weights(average, model)
+    with torch.device('meta'):
+        empty = v2()
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert equal_weights(empty, model)
 
 
 def by_torch(model, state):
@@ -97,24 +132,56 @@ def test_windows_in_a_whole_model(tmp_path):
     assert create_backbone(checkpoint=path, window_size=3).pretrained_window_size == (4, 4, 4, 2)
 
 
+def with_tables(state, change):
+    return {name: change(tensor) if TABLE in name else tensor for name, tensor in state.items()}
+
+
 @pytest.mark.parametrize(
-    'wrong',
+    'change',
     [
-        None,
-        3,
-        [3],
-        [(3,)] * 8,
-        [(3, 'x')] * 8,
-        [(3, 1)] * 8,
-        [(3, 1 << 16)] * 8,
-        [(3, 3)] * 5,
-        [],
+        torch.zeros_like,
+        lambda table: table * float('nan'),
+        lambda table: table + float('inf'),
+        lambda table: table * 1e30,
+        lambda table: table * 1e-30,
+        lambda table: table[..., :1],
+        lambda table: table[0],
+        lambda table: table[:0],
+        lambda table: table.flatten(),
+        lambda table: table.to_sparse(),
+        lambda table: table.to('meta'),
+        lambda table: table.view(torch.uint8).view(torch.bits8),
     ],
 )
-def test_wrong_records_are_ignored(wrong):
-    state = v2().state_dict()
-    state._metadata['']['windows'] = wrong
+@pytest.mark.filterwarnings('ignore')
+def test_wrong_records_are_ignored(change, caplog):
+    state = with_tables(v2().state_dict(), change)
     v2(5).load_state_dict(state)
+    assert UNKNOWN in caplog.text
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_records_of_any_precision(dtype):
+    """As in files whose values were all converted; of 8 bits, tables of small windows are exact enough."""
+    state = with_tables(v2().state_dict(), lambda table: table.to(dtype))
+    v2(5, pretrained_window_size=3).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=OTHER):
+        v2(5).load_state_dict(state)
+
+
+@needs('safetensors')
+def test_safetensors_and_plain_dicts_keep_them(tmp_path):
+    from safetensors.torch import save_file
+
+    model = randomize(v2([2, 3, 3, 2], pretrained_window_size=(4, 4, 4, 2)), 1)
+    save_file(model.state_dict(), tmp_path / 'a.safetensors')
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for checkpoint in (tmp_path / 'a.safetensors', plain):
+        made = create_backbone(checkpoint=checkpoint)
+        assert (made.windows, made.pretrained_window_size) == (model.windows, (4, 4, 4, 2))
+        assert equal_weights(made, model)
+        with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
+            load_checkpoint(v2(5), checkpoint)
 
 
 def test_a_window_per_stage(tmp_path):
@@ -144,7 +211,7 @@ def test_oblong_windows(tmp_path):
 @pytest.mark.parametrize('load', LOADERS)
 @pytest.mark.parametrize('window', [5, 3])
 def test_unknown_windows_are_a_warning(window, load, caplog):
-    state = without_metadata(v2())
+    state = without_record(v2())
     load(v2(window, pretrained_window_size=3), state)
     assert not caplog.records
     load(v2(window), state)
@@ -159,7 +226,7 @@ def classifier(**options):
 def test_a_classifier_is_not_warned_of_its_backbone(caplog):
     model = classifier()
     model.load_state_dict(saved(model.state_dict()))
-    model.load_state_dict(without_metadata(model))
+    model.load_state_dict(without_record(model))
     assert not caplog.records
     with pytest.raises(CheckpointError, match='trained with windows of'):
         classifier(window_size=2).load_state_dict(model.state_dict())
@@ -186,11 +253,8 @@ def test_a_checkpoint_of_mmengine_carries_them(tmp_path):
 
 def test_a_record_of_fewer_stages_tells_the_window_of_the_first(tmp_path):
     state = v2().state_dict()
-    state._metadata['']['windows'] = [
-        (3, 3),
-        (3, 3),
-        (3, 3),
-        (5, 5),
-    ]
+    for name in list(state):
+        if TABLE in name and name.startswith(('stages.2', 'stages.3')):
+            del state[name]
     made = create_backbone(checkpoint=write_file(tmp_path / 'a.pth', state))
     assert (made.window_size, made.pretrained_window_size) == ((3, 3), (3, 3, 0, 0))

@@ -5,9 +5,9 @@ import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, extract_pyramid
 from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.convert import convert
 from swin_dense.checkpoint.infer import infer_options
-from swin_dense.checkpoint.load import find_backbone
-from swin_dense.create import has_random_weights, warn_of_random_weights
+from swin_dense.features.pyramid import has_random_weights, warn_of_random_weights
 from tests.conftest import TINY
 
 
@@ -19,10 +19,10 @@ def test_a_size_that_the_parameters_do_not_show_is_named():
 
 
 def test_without_position_biases_the_number_of_heads_must_be_given():
-    found = find_backbone(SwinBackbone(TINY, use_rel_pos_bias=False).state_dict())
+    weights = convert(SwinBackbone(TINY, use_rel_pos_bias=False).state_dict(), 'the given dict')
     with pytest.raises(CheckpointError, match='cannot infer the number of heads'):
-        infer_options(found, {})
-    assert infer_options(found, {'num_heads': (1, 2, 4, 8)})['num_heads'] == (1, 2, 4, 8)
+        infer_options(weights, {})
+    assert infer_options(weights, {'num_heads': (1, 2, 4, 8)})['num_heads'] == (1, 2, 4, 8)
 
 
 def train(backbone):

@@ -1,0 +1,297 @@
+"""Compare the weights of a checkpoint with a model: what fits, what has to be resized, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_dense.checkpoint.convert import Weights, is_table
+from swin_dense.checkpoint.families import is_standard, plain_name
+from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
+from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
+from swin_dense.checkpoint.resize import adapt_channels, resize_table, square_window
+from swin_dense.ops.layout import resize_position
+from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
+
+Shape = tuple[int, ...]
+STAGE = re.compile(r'stages\.(\d{1,3})\.')
+OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
+HEAD = ('head.weight', 'head.bias')
+# Wrappers of PyTorch whose own load hooks remove this component from parameter names.
+_SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
+_OF_CLASSIFIER = (
+    'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
+    'outputs, build the model with '
+)
+_WINDOWS_UNKNOWN = (
+    'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
+    'taken to be those of the model, {window}; if they were others, build the model with pretrained_window_size'
+)
+_NOT_SQUARE = (
+    '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The parameters and persistent buffers of a backbone, or of a classifier."""
+
+    model: nn.Module
+    backbone: Any  # of a classifier, or the model itself
+    names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
+    known: Mapping[str, Shape]  # by the names in the model, the shapes of parameters that are not sharded
+    is_meta: bool  # the parameters have no values
+    complete: bool  # the model lists all its parameters; FSDP may hide those of submodules in flat parameters
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Target:
+        """Describe a SwinBackbone or a SwinClassifier; raise TypeError for other modules."""
+        inner = getattr(model, 'backbone', None)
+        if getattr(model, 'network', None) not in ('swin', 'swinv2'):
+            advice = '; pass its .backbone' if inner is not None else ''
+            raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{advice}')
+        state = dict(state_of(model))
+        inside = '' if inner is None else 'backbone.'
+        keys = {key: _SELF_RENAMING.sub('', key) for key in state if not key.endswith('_flat_param')}
+        whole = [key for key in keys if '_fsdp_wrapped_module.' not in key and state[key].numel()]
+        return cls(
+            model,
+            model if inner is None else inner,
+            names={plain_name(key).removeprefix(inside): own for key, own in keys.items()},
+            known={keys[key]: tuple(state[key].shape) for key in whole},
+            is_meta=any(tensor.is_meta for tensor in state.values()),
+            complete=len(keys) == len(state),
+        )
+
+    @property
+    def is_classifier(self) -> bool:
+        return self.backbone is not self.model
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape | None]:
+        """The shapes by our names; None if the parameter is sharded, so that its full shape is unknown."""
+        return {name: self.known.get(key) for name, key in self.names.items()}
+
+    @cached_property
+    def added(self) -> frozenset[str]:
+        """Our names of parameters that no Swin has, such as those of LoRA."""
+        own_head = HEAD if self.is_classifier else ()
+        return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
+
+    def extended_by(self, given: Mapping[str, Tensor]) -> Target:
+        """Return the target with the ``given`` parameters of a Swin added, which a wrapper renames or hides."""
+        if not self.complete:  # FSDP loads the parameters that it hides by their usual names
+            stages = len(self.backbone.stages)
+            unbuilt = f'stages.{stages - 1}.downsample.'
+            in_stages = {name: match for name in given if (match := STAGE.match(name)) and not name.startswith(unbuilt)}
+            hidden = {name: name for name, match in in_stages.items() if int(match[1]) < stages}
+            return replace(self, names={**hidden, **self.names})
+        ours = {}
+        for name, tensor in given.items():
+            of_this_shape = [own for own in self.added if self.shapes[own] == tensor.shape]
+            wrapped = [own for own in of_this_shape if _is_wrapped(own, name)]
+            if len(wrapped) == 1:
+                ours[wrapped[0]] = name
+        names = {ours.get(own, own): key for own, key in self.names.items()}
+        return replace(self, names=names)
+
+
+def _is_wrapped(own: str, name: str) -> bool:
+    """Return whether one name is the other with components inserted, by LoRA, say."""
+    dots = [index for index, character in enumerate(name) if character == '.']
+    return any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
+
+
+def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of all parameters and persistent buffers of a model."""
+    yield from model.named_parameters(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f'{path}.{name}' if path else name, buffer
+
+
+def compare(
+    weights: Weights, target: Target, allow_partial: bool = False, final_norm: bool = False
+) -> tuple[dict[str, Tensor], Report]:
+    """Return the tensors to load, with the names and shapes of the model, and the report, or raise CheckpointError.
+
+    For ``allow_partial`` and ``final_norm``, see :func:`swin_dense.load_checkpoint`.
+    """
+    described = f'{weights.described} ({weights.family})'
+    report = Report(weights.described, weights.family, weights.prefix, version=weights.layout.version)
+    report.left_out, report.notes = dict(weights.left_out), list(weights.notes)
+    if weights.network != target.backbone.network:
+        raise other_version(described, weights.network, nearly(weights), options_of(weights.shapes))
+    if not allow_partial:
+        if target.is_classifier and 'head.weight' not in weights.tensors:
+            raise CheckpointError(f'{described} contains no linear head of a classifier')
+        _check_windows(described, weights, target)
+        check_trained_windows(described, weights, target)
+    report.doubts += doubts_about_windows(weights, target)
+    if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
+        weights = _with_final_norm(weights, target)
+    tensors = weights.tensors
+    renamed = {name: tensor for name, tensor in tensors.items() if name not in target.names and is_standard(name)}
+    if renamed:
+        target = target.extended_by(renamed)
+    for name, shape in target.shapes.items():
+        tensor = _fit(name, shape, weights, target, report)
+        if tensor is None:
+            report.missing.append(name)
+        else:
+            tensors[name] = tensor
+            report.loaded.append(name)
+    report.new = [name for name in report.missing if _is_new(name, weights, target)]
+    unused = [name for name in weights.parameters if name not in target.shapes]
+    excess = [key for name in unused for key in _report_unused(name, weights, target, report)]
+    if (excess or len(report.missing) > len(report.new)) and not allow_partial:
+        wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
+        raise misfit(report, nearly(weights), options_of(weights.shapes), wanted, excess)
+    return {target.names[name]: tensors[name] for name in report.loaded}, report
+
+
+def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, report: Report) -> Tensor | None:
+    """Return the tensor for a parameter, resized if it has to be, or None; report the change, or why there is none."""
+    parameter = weights.parameters.get(name)
+    if parameter is None:
+        return None
+    tensor = parameter.tensor
+    if tensor is None:
+        report.mismatched[name] = parameter.unusable
+        return None
+    if tensor.is_meta and not target.is_meta:
+        report.mismatched[name] = 'without values in the checkpoint (device meta)'
+        return None
+    if not tensor.is_floating_point() and name not in target.added:
+        report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
+        return None
+    # In float32, because finite 64-bit values can overflow in the model.
+    if not tensor.is_meta and (count := int((~tensor.float().isfinite()).sum())):
+        report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
+        return None
+    new: Pair | None = None
+    if is_table(name) and (stage := STAGE.match(name)):
+        new = target.backbone.windows[int(stage[1])]
+    elif name == 'absolute_pos_embed':
+        new = target.backbone.position_grid
+    given, old = tuple(tensor.shape), weights.size_of(name)
+    if shape is None or (given == shape and parameter.size in (None, new)):
+        return tensor
+    fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
+    if old and new and is_table(name) and given[1:] == shape[1:]:
+        tensor = resize_table(tensor, old, new)
+        report.resized[name] = f'window {_by(old)} to {_by(new)}, bicubic'
+    elif old and new and name == 'absolute_pos_embed' and fits_but_for_axis_1:
+        tensor = resize_position(tensor, old, new).flatten(1, 2).contiguous().to(tensor.dtype)
+        report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
+    elif name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
+        tensor = adapt_channels(tensor, shape[1])
+        report.resized[name] = f'image channels {given[1]} to {shape[1]}'
+    if tensor.shape == shape:
+        return tensor
+    report.mismatched[name] = f'{given} in the checkpoint, {shape} in the model'
+    if is_table(name) and square_window(tensor.shape[:1].numel()) is None:
+        report.mismatched[name] += _NOT_SQUARE
+    return None
+
+
+def _check_windows(described: str, weights: Weights, target: Target) -> None:
+    """Raise a CheckpointError if windows differ per stage, and from the model's, as far as the checkpoint has them."""
+    windows = {}
+    for name in filter(is_table, weights.parameters):
+        stage, window = STAGE.match(name), weights.size_of(name)
+        if stage and window and int(stage[1]) < len(target.backbone.stages):
+            windows[int(stage[1])] = window
+    if len(set(windows.values())) > 1 and any(own != target.backbone.windows[stage] for stage, own in windows.items()):
+        shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
+        raise CheckpointError(
+            f'{described}: its windows differ per stage ({shown} tokens), and from those of the '
+            'model, so tables would be resized, which changes the maps',
+            '. Build the model with these windows, as a list window_size, or resize them with '
+            'load_checkpoint(..., allow_partial=True)',
+        )
+
+
+def check_trained_windows(described: str, weights: Weights, target: Target) -> None:
+    """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
+    if not weights.trained_windows:
+        return
+    given = [weights.trained_windows.get(stage) for stage in range(len(target.backbone.stages))]
+    pairs = list(zip(given, target.backbone.trained_windows, strict=False))
+    sides = pretrained_sides([trained or own for trained, own in pairs])
+    if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
+        # Later stages have smaller windows where their maps are smaller.
+        pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
+    if any(trained not in (None, own) for trained, own in pairs):
+        oblong = {trained for trained in given if trained and trained[0] != trained[1]}
+        advice = f'pretrained_window_size={sides} and any window_size'
+        if oblong:
+            advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'
+        raise CheckpointError(
+            f'{described}: its position networks were trained with windows of '
+            f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
+            f'the model; build the model with {advice}'
+        )
+
+
+def doubts_about_windows(weights: Weights, target: Target) -> list[str]:
+    """Return what may be wrong if neither checkpoint nor model says with which windows a V2 was trained."""
+    is_known = weights.network == 'swin' or weights.trained_windows
+    if is_known or 0 not in target.backbone.pretrained_window_size:
+        return []
+    windows = dict.fromkeys(map(_by, target.backbone.windows))
+    return [_WINDOWS_UNKNOWN.format(window=', '.join(windows))]
+
+
+def _with_final_norm(weights: Weights, target: Target) -> Weights:
+    """Return weights whose final norm, of a classifier, is the output norm of the last stage."""
+    given = checks.argument('final_norm', True)
+    stages = [int(match[1]) for match in map(STAGE.match, weights.parameters) if match]
+    last = f'norm{max(stages, default=0)}'
+    parameters = dict(weights.parameters)
+    for leaf in ('.weight', '.bias'):
+        if f'norm{leaf}' not in weights.tensors:
+            raise CheckpointError(f'{given}, but the checkpoint has no final norm; it needs a classifier')
+        if f'{last}{leaf}' not in target.names:
+            raise CheckpointError(f'{given}, but the model has no {last} because it does not return that stage')
+        parameters[last + leaf] = parameters.pop(f'norm{leaf}')
+    return replace(weights, parameters=parameters)
+
+
+def _is_new(name: str, weights: Weights, target: Target) -> bool:
+    """Return whether a missing parameter is an output norm or not part of a Swin, so that its absence is no error."""
+    norm = OUT_NORM.fullmatch(name)
+    if norm is None or target.is_classifier:
+        return name in target.added and name not in weights.parameters
+    return weights.parameters.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
+
+
+def _report_unused(name: str, weights: Weights, target: Target, report: Report) -> list[str]:
+    """Report an entry of the checkpoint without a parameter in the model; return its keys if it is one of a Swin."""
+    keys, stage, norm = list(weights.parameters[name].keys), STAGE.match(name), OUT_NORM.fullmatch(name)
+    stages = len(target.backbone.stages)
+    if name.startswith(f'stages.{stages - 1}.downsample.') or (stage and int(stage[1]) >= stages):
+        reason = 'stages above the last output'
+    elif norm and not any(own.startswith(f'norm{norm[1]}.') for own in target.names):
+        reason = 'norms of stages that are not returned'
+    elif name in ('norm.weight', 'norm.bias', *HEAD):
+        reason = 'the classifier' if name in HEAD else "the classifier's final norm"
+        note = _OF_CLASSIFIER + checks.argument('clamp_window', True)
+        if not target.backbone.clamp_window and note not in report.notes:
+            report.notes.append(note)
+    else:
+        report.unexpected += keys
+        return keys if is_standard(name) or weights.layout.is_numbered(name) else []
+    report.left_out.update(dict.fromkeys(keys, reason))
+    return []
+
+
+def _by(pair: Sequence[int]) -> str:
+    return f'{pair[0]}x{pair[1]}'

@@ -1,0 +1,279 @@
+"""Convert the backbone of a checkpoint, of any family, to our names and layouts. The checkpoint is not changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from swin_dense.checkpoint.choose import Value, choose, family_of, outside
+from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, plain_name
+from swin_dense.checkpoint.report import CheckpointError, shortened
+from swin_dense.checkpoint.resize import offsets, square_grid, square_window, trained_window, window_of_index
+from swin_dense.checkpoint.unpickler import StandIn
+from swin_dense.ops.windows import Pair
+
+# Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
+_LEFT_OUT = {
+    re.compile(r'.*(relative_position_index|relative_coords_table|attn_mask)'): 'buffers that are computed here',
+    re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
+    re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
+    re.compile(r'decoder\..*'): 'decoder of the pretraining',
+}
+_HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
+_MAX_DEPTH = 32  # of nested dicts
+_LONGEST_NAME = 1000  # characters of a dotted name, which is cut here; the same text can be in many names
+_MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
+# Types of numbers that torch computes with; it has others that hold bits, or several numbers in a byte.
+_NUMBERS = re.compile(r'torch\.(bool|u?int(8|16|32|64)|b?float(8_.*|16|32|64)|complex\d+)')
+_TRANSPOSED = 'its linear weights are (inputs, outputs), as Paddle stores them, and were transposed'
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a checkpoint, or another tensor under the prefix of its backbone."""
+
+    keys: tuple[str, ...]  # in the checkpoint; several if it stores the parameter in parts
+    tensor: Tensor | None  # in our layout
+    unusable: str = ''  # why there is no tensor
+    # (height, width), if more than the number of rows says it: the window of a relative position table or of V2's
+    # logit_scale, or the grid of the absolute position embedding.
+    size: Pair | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The backbone of a checkpoint."""
+
+    described: str  # the name of the checkpoint in messages
+    family: str  # the name of the library in reports
+    prefix: str  # of the backbone's keys in the checkpoint
+    layout: Family
+    parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
+    trained_windows: Mapping[int, Pair]  # by stage: with which V2's position networks were trained, if known
+    left_out: Mapping[str, str]  # why keys are skipped on purpose
+    notes: tuple[str, ...] = ()  # remarks on the checkpoint
+
+    @property
+    def network(self) -> str:
+        return 'swin' if self.layout.version == 1 else 'swinv2'
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        named = {name: parameter.tensor for name, parameter in self.parameters.items()}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def size_of(self, name: str) -> Pair | None:
+        """Return the window or grid of a parameter: if only the number of its rows is known, a square one."""
+        parameter = self.parameters.get(name)
+        if parameter is None or parameter.tensor is None or parameter.size is not None:
+            return None if parameter is None else parameter.size
+        shape = parameter.tensor.shape
+        if is_table(name) and len(shape) == 2:
+            return square_window(shape[0])
+        return square_grid(shape[1]) if name == 'absolute_pos_embed' and len(shape) == 3 else None
+
+
+def is_table(name: str) -> bool:
+    return name.endswith('.relative_position_bias_table')
+
+
+def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
+    """Return all tensors and stand-ins in nested dicts by dotted name, so that keys of containers become prefixes.
+
+    Cycles, ``optimizer`` states, dicts nested too deep, and a dict that is in too many places are skipped.
+    """
+    found: dict[str, Value] = {}
+    visits: Counter[int] = Counter()
+    pending: list[tuple[str, Any, tuple[int, ...]]] = [('', checkpoint, ())]  # with the dicts around each value
+    while pending:
+        name, value, around = pending.pop()
+        identity = id(value)
+        if isinstance(value, nn.Module):
+            value = value.state_dict()
+        if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
+            value = torch.from_numpy(np.require(value, value.dtype.newbyteorder('='), ('C', 'W')))
+        if isinstance(value, (Tensor, StandIn)):
+            found[name] = value.detach() if isinstance(value, Tensor) else value
+        if not isinstance(value, Mapping) or identity in around or len(around) == _MAX_DEPTH:
+            continue
+        visits[identity] += 1
+        if visits[identity] > _MAX_VISITS:
+            continue
+        inside = []
+        for key, item in value.items():
+            is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
+            if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
+                inner = f'{name}.{key}' if around else str(key)
+                inside.append((inner[:_LONGEST_NAME], item, (*around, identity)))
+        pending += reversed(inside)
+    return found
+
+
+def convert(
+    checkpoint: Mapping[Any, Any],
+    described: str,
+    prefix: str | None = None,
+    ema: bool = False,
+    window_size: Pair | None = None,
+) -> Weights:
+    """Find the backbone in a checkpoint, and convert it; see :func:`swin_dense.load_checkpoint`.
+
+    Args:
+        checkpoint: nested dicts of tensors.
+        described: its name in messages.
+        prefix: which backbone to take.
+        ema: whether to take the running average.
+        window_size: (height, width) in tokens of the window of the tables that it fits.
+
+    Raises CheckpointError if there is no backbone or no single one, or if the checkpoint contradicts itself.
+    """
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
+    values: dict[str, Any] = flatten(checkpoint)
+    names = {key: plain_name(key) for key in values}
+    scheme, prefix = choose(values, names.values(), described, prefix, ema)
+    family, label = family_of(scheme, prefix, names.values())
+    keys_of: dict[Name, dict[int, str]] = {}  # by part
+    others = []
+    for key, plain in names.items():
+        read = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
+        if read is not None:
+            keys = keys_of.setdefault(dataclasses.replace(read, part=0), {})
+            if read.part in keys:
+                both = f'{shortened(keys[read.part])} and {shortened(key)}'
+                raise CheckpointError(f'{described}: {both} are the same parameter')
+            keys[read.part] = key
+        elif isinstance(values[key], Tensor):
+            others.append(key)
+    parts_of = {name: [values[keys[part]] for part in sorted(keys)] for name, keys in keys_of.items()}
+    is_transposed = _is_transposed(parts_of, described)
+    parameters: dict[str, Parameter] = {}
+    trained_windows, left_out = {}, {}
+    for name, parts in parts_of.items():
+        stored = tuple(keys_of[name].values())
+        why = _why_unusable(parts, len(family.templates(name.role)))
+        if why:
+            parameters[name.ours] = Parameter(stored, None, why)
+            continue
+        if is_transposed and name.role in LINEAR:
+            parts = [part.T if part.ndim == 2 else part for part in parts]
+        size, trained = _sizes(name, stored[0], values, window_size)
+        parameters[name.ours] = Parameter(stored, family.decode(name, parts), size=size)
+        if trained is not None:
+            trained_windows[name.stage] = trained
+    for key in others:
+        value, inner = values[key], names[key].removeprefix(prefix)
+        head, why = _HEAD.fullmatch(names[key]), _why_unusable([value])
+        if head is not None and not why and head[1] in (prefix, outside(prefix)):  # beside the stages or the backbone
+            weight = value.T if is_transposed and value.ndim == 2 else value
+            parameters[f'head.{head[2]}'] = Parameter((key,), weight)
+        elif not names[key].startswith(prefix):
+            left_out[key] = 'other parts of the model'
+        elif reason := next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(inner)), None):
+            left_out[key] = reason
+        else:
+            parameters[inner] = Parameter((key,), None if why else value, why)
+    if family.joined_bias:
+        _split_biases(parameters)
+    notes = (_TRANSPOSED,) if is_transposed else ()
+    return Weights(described, label, prefix, family, parameters, trained_windows, left_out, notes)
+
+
+def _why_unusable(parts: list[Any], expected: int = 1) -> str:
+    """Return why the parts of a parameter cannot be copied into one of a model, or an empty string."""
+    for value in parts:
+        if isinstance(value, StandIn):
+            return f'stored as {shortened(value.kind)}, not as a dense tensor'
+        if hasattr(value, 'device_mesh'):
+            return 'a DTensor, which is sharded over devices; gather it with full_tensor()'
+        if value.is_nested or value.layout != torch.strided:
+            return 'not a dense tensor; store it with to_dense()'
+        if value.is_quantized:
+            return 'quantised; store it with dequantize()'
+        if not _NUMBERS.fullmatch(str(value.dtype)):
+            return f'of the type {value.dtype}, with which torch does not compute'
+        if value.numel() == 0:
+            return (
+                'empty, as in a shard of DeepSpeed ZeRO-3 or FSDP; gather the parameters first, as zero_to_fp32.py does'
+            )
+    # Integers among floats are not weights.
+    if len({(part.shape, part.is_floating_point(), part.device) for part in parts}) > 1:
+        return 'in parts of different shapes, types or devices'
+    return '' if len(parts) == expected else f'only {len(parts)} of the {expected} tensors that it consists of'
+
+
+def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
+    """Return whether linear weights are (inputs, outputs), which no file says and a square weight does not show.
+
+    Raises CheckpointError if some are and others are not: which of the square ones are is then unknown.
+    """
+    found = {}  # whether a weight is transposed, by its name
+    for name, parts in parts_of.items():
+        bias = parts_of.get(dataclasses.replace(name, leaf='.bias'))
+        if name.leaf != '.weight' or name.role not in LINEAR or _why_unusable(parts) or parts[0].ndim != 2:
+            continue
+        rows, columns = parts[0].shape
+        if name.role == 'qkv' and len(parts) == 1:
+            outputs = 3 * min(rows, columns)
+        else:
+            outputs = 0 if bias is None or _why_unusable(bias) else bias[0].numel()
+        if rows != columns and outputs in (rows, columns):
+            found[name.ours] = outputs == columns
+    if len(set(found.values())) > 1:
+        one, other = (next(ours for ours in found if found[ours] is which) for which in (True, False))
+        raise CheckpointError(
+            f'{described}: {one} is (inputs, outputs), but {other} is (outputs, inputs); store all linear weights as '
+            'torch does, (outputs, inputs)'
+        )
+    return any(found.values())
+
+
+def _sizes(
+    name: Name, key: str, values: Mapping[str, Value], window_size: Pair | None
+) -> tuple[Pair | None, Pair | None]:
+    """Return the window or grid of a parameter, and the window with which V2's was trained, as the checkpoint has them.
+
+    A buffer beside a relative position table, or beside V2's logit_scale, determines them.
+    """
+    tensor: Any = values[key]
+    if name.role == 'position':
+        return ((tensor.shape[2], tensor.shape[3]) if tensor.ndim == 4 else None), None
+    if name.role not in ('table', 'logit_scale'):
+        return None, None
+    if name.role == 'table':
+        rows = tensor.shape[:1].numel()
+        if window_size and rows == math.prod(offsets(window_size)):
+            return window_size, None
+        index: Any = values.get(key.replace('relative_position_bias_table', 'relative_position_index'))
+        is_usable = index is not None and not _why_unusable([index]) and not index.is_meta
+        return (window_of_index(index, rows) if is_usable else None), None
+    coordinates: Any = values.get(key.replace('logit_scale', COORDINATES))
+    if coordinates is None or _why_unusable([coordinates]) or coordinates.is_meta:
+        return None, None
+    if coordinates.ndim != 4 or coordinates.shape[3] != 2:
+        return None, None
+    window = (coordinates.shape[1] + 1) // 2, (coordinates.shape[2] + 1) // 2
+    return window, trained_window(coordinates)
+
+
+def _split_biases(parameters: dict[str, Parameter]) -> None:
+    """Split the qkv biases of V2 into a query and a value bias; the key bias has no effect and is dropped."""
+    for name in [ours for ours in parameters if ours.endswith('.attn.w_msa.qkv.bias')]:
+        joined = parameters.pop(name)
+        stem = name.removesuffix('qkv.bias')
+        chunks = [None] if joined.tensor is None else torch.atleast_1d(joined.tensor).chunk(3)
+        parameters[f'{stem}q_bias'] = dataclasses.replace(joined, tensor=chunks[0])
+        parameters[f'{stem}v_bias'] = dataclasses.replace(joined, tensor=chunks[-1])
