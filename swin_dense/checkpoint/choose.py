@@ -76,9 +76,9 @@ def family_of(scheme: Family, prefix: str, names: Collection[str]) -> tuple[Fami
     read = [name for name in map(scheme.read, own) if name is not None]
     last = max((name.stage for name in read if name.block is not None), default=None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in read)
-    version = 2 if all(any(map(mark.search, own)) for mark in MARKS_OF_V2) else 1
-    family = FAMILY_OF_SCHEME.get((scheme, version, merges_first))
-    family = family or FAMILY_OF_SCHEME.get((scheme, version, False), scheme)
+    network = 'swinv2' if all(any(map(mark.search, own)) for mark in MARKS_OF_V2) else 'swin'
+    family = FAMILY_OF_SCHEME.get((scheme, network, merges_first))
+    family = family or FAMILY_OF_SCHEME.get((scheme, network, False), scheme)
     for library, end, beside, label in _LABELS:
         start = outside(prefix) + beside
         may_be = family.name == library and prefix.endswith(end)

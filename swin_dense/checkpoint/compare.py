@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.convert import Weights, is_table
+from swin_dense.checkpoint.convert import TABLE, Weights
 from swin_dense.checkpoint.families import is_standard, plain_name
 from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
-from swin_dense.checkpoint.resize import adapt_channels, resize_table, square_window
+from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
@@ -33,6 +32,7 @@ _WINDOWS_UNKNOWN = (
     'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
     'taken to be those of the model, {window}; if they were others, build the model with pretrained_window_size'
 )
+_TRANSPOSED = 'linear weights are (inputs, outputs) in the checkpoint, as Paddle stores them, and were transposed'
 _NOT_SQUARE = (
     '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
 )
@@ -44,8 +44,10 @@ class Target:
 
     model: nn.Module
     backbone: Any  # of a classifier, or the model itself
+    is_classifier: bool
     names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
-    known: Mapping[str, Shape]  # by the names in the model, the shapes of parameters that are not sharded
+    shapes: Mapping[str, Shape | None]  # by our names; None if the parameter is sharded, so that its shape is unknown
+    added: frozenset[str]  # our names of parameters that no Swin has, such as those of LoRA
     is_meta: bool  # the parameters have no values
     complete: bool  # the model lists all its parameters; FSDP may hide those of submodules in flat parameters
 
@@ -56,33 +58,21 @@ class Target:
         if getattr(model, 'network', None) not in ('swin', 'swinv2'):
             advice = '; pass its .backbone' if inner is not None else ''
             raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{advice}')
+        is_classifier = inner is not None
         state = dict(state_of(model))
-        inside = '' if inner is None else 'backbone.'
-        keys = {key: _SELF_RENAMING.sub('', key) for key in state if not key.endswith('_flat_param')}
-        whole = [key for key in keys if '_fsdp_wrapped_module.' not in key and state[key].numel()]
-        return cls(
-            model,
-            model if inner is None else inner,
-            names={plain_name(key).removeprefix(inside): own for key, own in keys.items()},
-            known={keys[key]: tuple(state[key].shape) for key in whole},
-            is_meta=any(tensor.is_meta for tensor in state.values()),
-            complete=len(keys) == len(state),
-        )
-
-    @property
-    def is_classifier(self) -> bool:
-        return self.backbone is not self.model
-
-    @cached_property
-    def shapes(self) -> dict[str, Shape | None]:
-        """The shapes by our names; None if the parameter is sharded, so that its full shape is unknown."""
-        return {name: self.known.get(key) for name, key in self.names.items()}
-
-    @cached_property
-    def added(self) -> frozenset[str]:
-        """Our names of parameters that no Swin has, such as those of LoRA."""
-        own_head = HEAD if self.is_classifier else ()
-        return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
+        names, shapes = {}, {}
+        for key, tensor in state.items():
+            if not key.endswith('_flat_param'):
+                name = plain_name(key).removeprefix('backbone.' if is_classifier else '')
+                is_whole = '_fsdp_wrapped_module.' not in key and tensor.numel()
+                names[name] = _SELF_RENAMING.sub('', key)
+                shapes[name] = tuple(tensor.shape) if is_whole else None
+        standard = {name for name in names if is_standard(name) or (is_classifier and name in HEAD)}
+        is_meta = any(tensor.is_meta for tensor in state.values())
+        complete = not any(key.endswith('_flat_param') for key in state)
+        backbone = inner if is_classifier else model
+        added = frozenset(names.keys() - standard)
+        return cls(model, backbone, is_classifier, names, shapes, added, is_meta, complete)
 
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
         """Return the target with the ``given`` parameters of a Swin added, which a wrapper renames or hides."""
@@ -91,7 +81,8 @@ class Target:
             unbuilt = f'stages.{stages - 1}.downsample.'
             in_stages = {name: match for name in given if (match := STAGE.match(name)) and not name.startswith(unbuilt)}
             hidden = {name: name for name, match in in_stages.items() if int(match[1]) < stages}
-            return replace(self, names={**hidden, **self.names})
+            shapes = {**dict.fromkeys(hidden), **self.shapes}
+            return replace(self, names={**hidden, **self.names}, shapes=shapes)
         ours = {}
         for name, tensor in given.items():
             of_this_shape = [own for own in self.added if self.shapes[own] == tensor.shape]
@@ -99,7 +90,8 @@ class Target:
             if len(wrapped) == 1:
                 ours[wrapped[0]] = name
         names = {ours.get(own, own): key for own, key in self.names.items()}
-        return replace(self, names=names)
+        shapes = {ours.get(own, own): shape for own, shape in self.shapes.items()}
+        return replace(self, names=names, shapes=shapes, added=self.added - ours.keys())
 
 
 def _is_wrapped(own: str, name: str) -> bool:
@@ -125,16 +117,15 @@ def compare(
     For ``allow_partial`` and ``final_norm``, see :func:`swin_dense.load_checkpoint`.
     """
     described = f'{weights.described} ({weights.family})'
-    report = Report(weights.described, weights.family, weights.prefix, version=weights.layout.version)
-    report.left_out, report.notes = dict(weights.left_out), list(weights.notes)
-    if weights.network != target.backbone.network:
-        raise other_version(described, weights.network, nearly(weights), options_of(weights.shapes))
-    if not allow_partial:
-        if target.is_classifier and 'head.weight' not in weights.tensors:
-            raise CheckpointError(f'{described} contains no linear head of a classifier')
-        _check_windows(described, weights, target)
-        check_trained_windows(described, weights, target)
-    report.doubts += doubts_about_windows(weights, target)
+    network = weights.layout.network
+    if network != target.backbone.network:
+        raise other_version(described, network, nearly(weights), options_of(weights.shapes))
+    if target.is_classifier and 'head.weight' not in weights.tensors and not allow_partial:
+        raise CheckpointError(f'{described} contains no linear head of a classifier')
+    report = Report(weights.described, weights.family, weights.prefix, version=1 if network == 'swin' else 2)
+    report.left_out = dict(weights.left_out)
+    report.notes = [_TRANSPOSED] * weights.is_transposed
+    report.doubts = check_windows(described, weights, target, allow_partial)
     if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
         weights = _with_final_norm(weights, target)
     tensors = weights.tensors
@@ -177,7 +168,7 @@ def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, repor
         report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
         return None
     new: Pair | None = None
-    if is_table(name) and (stage := STAGE.match(name)):
+    if name.endswith(TABLE) and (stage := STAGE.match(name)):
         new = target.backbone.windows[int(stage[1])]
     elif name == 'absolute_pos_embed':
         new = target.backbone.position_grid
@@ -185,7 +176,7 @@ def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, repor
     if shape is None or (given == shape and parameter.size in (None, new)):
         return tensor
     fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
-    if old and new and is_table(name) and given[1:] == shape[1:]:
+    if old and new and name.endswith(TABLE) and given[1:] == shape[1:]:
         tensor = resize_table(tensor, old, new)
         report.resized[name] = f'window {_by(old)} to {_by(new)}, bicubic'
     elif old and new and name == 'absolute_pos_embed' and fits_but_for_axis_1:
@@ -197,19 +188,25 @@ def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, repor
     if tensor.shape == shape:
         return tensor
     report.mismatched[name] = f'{given} in the checkpoint, {shape} in the model'
-    if is_table(name) and square_window(tensor.shape[:1].numel()) is None:
+    if name.endswith(TABLE) and old is None:
         report.mismatched[name] += _NOT_SQUARE
     return None
 
 
-def _check_windows(described: str, weights: Weights, target: Target) -> None:
-    """Raise a CheckpointError if windows differ per stage, and from the model's, as far as the checkpoint has them."""
-    windows = {}
-    for name in filter(is_table, weights.parameters):
+def check_windows(described: str, weights: Weights, target: Target, allow_partial: bool = False) -> list[str]:
+    """Raise a CheckpointError if windows would change the maps, as far as the checkpoint has them; return doubts.
+
+    Tables of V1 are resized, unless windows differ per stage. A V2 needs those that it was trained with. With
+    ``allow_partial``, return the doubts alone.
+    """
+    backbone, stages = target.backbone, len(target.backbone.stages)
+    windows = {}  # of the tables, by stage
+    for name in weights.parameters:
         stage, window = STAGE.match(name), weights.size_of(name)
-        if stage and window and int(stage[1]) < len(target.backbone.stages):
+        if name.endswith(TABLE) and stage and window and int(stage[1]) < stages:
             windows[int(stage[1])] = window
-    if len(set(windows.values())) > 1 and any(own != target.backbone.windows[stage] for stage, own in windows.items()):
+    others = [stage for stage, window in windows.items() if window != backbone.windows[stage]]
+    if len(set(windows.values())) > 1 and others and not allow_partial:
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
             f'{described}: its windows differ per stage ({shown} tokens), and from those of the '
@@ -217,37 +214,28 @@ def _check_windows(described: str, weights: Weights, target: Target) -> None:
             '. Build the model with these windows, as a list window_size, or resize them with '
             'load_checkpoint(..., allow_partial=True)',
         )
-
-
-def check_trained_windows(described: str, weights: Weights, target: Target) -> None:
-    """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
+    if weights.layout.network == 'swin':
+        return []
     if not weights.trained_windows:
-        return
-    given = [weights.trained_windows.get(stage) for stage in range(len(target.backbone.stages))]
-    pairs = list(zip(given, target.backbone.trained_windows, strict=False))
+        own = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
+        return [_WINDOWS_UNKNOWN.format(window=own)] if 0 in backbone.pretrained_window_size else []
+    given = [weights.trained_windows.get(stage) for stage in range(stages)]
+    pairs = list(zip(given, backbone.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
-    if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
+    if backbone.clamp_window and pairs[0][0] == pairs[0][1]:
         # Later stages have smaller windows where their maps are smaller.
         pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
-    if any(trained not in (None, own) for trained, own in pairs):
+    if any(trained not in (None, own) for trained, own in pairs) and not allow_partial:
         oblong = {trained for trained in given if trained and trained[0] != trained[1]}
         advice = f'pretrained_window_size={sides} and any window_size'
         if oblong:
             advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'
+        shown = ', '.join(_by(trained) if trained else '?' for trained in given)
         raise CheckpointError(
-            f'{described}: its position networks were trained with windows of '
-            f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
-            f'the model; build the model with {advice}'
+            f'{described}: its position networks were trained with windows of {shown} tokens per stage, other than '
+            f'those of the model; build the model with {advice}'
         )
-
-
-def doubts_about_windows(weights: Weights, target: Target) -> list[str]:
-    """Return what may be wrong if neither checkpoint nor model says with which windows a V2 was trained."""
-    is_known = weights.network == 'swin' or weights.trained_windows
-    if is_known or 0 not in target.backbone.pretrained_window_size:
-        return []
-    windows = dict.fromkeys(map(_by, target.backbone.windows))
-    return [_WINDOWS_UNKNOWN.format(window=', '.join(windows))]
+    return []
 
 
 def _with_final_norm(weights: Weights, target: Target) -> Weights:

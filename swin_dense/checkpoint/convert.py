@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.choose import Value, choose, family_of, outside
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, plain_name
 from swin_dense.checkpoint.report import CheckpointError, shortened
-from swin_dense.checkpoint.resize import offsets, square_grid, square_window, trained_window, window_of_index
+from swin_dense.checkpoint.resize import offsets, trained_window, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
 
+TABLE = '.relative_position_bias_table'
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
 _LEFT_OUT = {
-    re.compile(r'.*(relative_position_index|relative_coords_table|attn_mask)'): 'buffers that are computed here',
+    re.compile(
+        r'.*(relative_position_index|relative_position_bias|relative_coords_table|attn_mask)'
+    ): 'buffers that are computed here',
     re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
     re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
     re.compile(r'decoder\..*'): 'decoder of the pretraining',
@@ -34,7 +38,6 @@ _LONGEST_NAME = 1000  # characters of a dotted name, which is cut here; the same
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 # Types of numbers that torch computes with; it has others that hold bits, or several numbers in a byte.
 _NUMBERS = re.compile(r'torch\.(bool|u?int(8|16|32|64)|b?float(8_.*|16|32|64)|complex\d+)')
-_TRANSPOSED = 'its linear weights are (inputs, outputs), as Paddle stores them, and were transposed'
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,11 @@ class Weights:
     parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
     trained_windows: Mapping[int, Pair]  # by stage: with which V2's position networks were trained, if known
     left_out: Mapping[str, str]  # why keys are skipped on purpose
-    notes: tuple[str, ...] = ()  # remarks on the checkpoint
+    is_transposed: bool  # linear weights were (inputs, outputs)
 
-    @property
-    def network(self) -> str:
-        return 'swin' if self.layout.version == 1 else 'swinv2'
-
-    @property
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
+        """The tensors by our names, without those that are unusable."""
         named = {name: parameter.tensor for name, parameter in self.parameters.items()}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
@@ -81,13 +81,13 @@ class Weights:
         if parameter is None or parameter.tensor is None or parameter.size is not None:
             return None if parameter is None else parameter.size
         shape = parameter.tensor.shape
-        if is_table(name) and len(shape) == 2:
-            return square_window(shape[0])
-        return square_grid(shape[1]) if name == 'absolute_pos_embed' and len(shape) == 3 else None
-
-
-def is_table(name: str) -> bool:
-    return name.endswith('.relative_position_bias_table')
+        if name.endswith(TABLE) and len(shape) == 2:
+            side = math.isqrt(shape[0])
+            return ((side + 1) // 2,) * 2 if side * side == shape[0] and side % 2 else None
+        if name == 'absolute_pos_embed' and len(shape) == 3:
+            side = math.isqrt(shape[1])
+            return (side, side) if side * side == shape[1] else None
+        return None
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
@@ -188,8 +188,7 @@ def convert(
             parameters[inner] = Parameter((key,), None if why else value, why)
     if family.joined_bias:
         _split_biases(parameters)
-    notes = (_TRANSPOSED,) if is_transposed else ()
-    return Weights(described, label, prefix, family, parameters, trained_windows, left_out, notes)
+    return Weights(described, label, prefix, family, parameters, trained_windows, left_out, is_transposed)
 
 
 def _why_unusable(parts: list[Any], expected: int = 1) -> str:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.compare import Target
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
-from swin_dense.checkpoint.read import safetensors_torch
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import log_spaced_offsets
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_destination, write_tensors, written_whole
 from swin_dense.utils.choices import FAMILIES
 
@@ -102,7 +101,7 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -
     """
     check_destination(path, force)
     if path.suffix == '.safetensors':
-        safetensors_torch()  # raises an error that says how to install it
+        packages.require('a .safetensors file', 'safetensors')
         write_tensors(path, checkpoint)
         return path
     # Given a path, torch would store the temporary name in the file.

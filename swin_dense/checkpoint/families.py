@@ -51,6 +51,8 @@ _OURS: dict[str, str] = {
 }
 # Roles of single parameters. All other roles are modules with a weight or a bias.
 _PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
+# Roles, by network, that depend on the order in which patch merging concatenates its inputs.
+_MERGED = {'swin': ('merge', 'merge_norm'), 'swinv2': ('merge',)}
 # Placeholders of the stage in the tables, as (scale, offset): number in the name = scale * our number + offset.
 _STAGES = {'stage': (1, 0), 'next': (1, 1), 'odd': (2, 1), 'even': (2, 2)}
 # Roles of linear layers.
@@ -107,7 +109,7 @@ class Family:
     index: str | None = None  # buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T)
     inner: str = ''  # the prefix of all names except those of the output norms
     stems: tuple[str, str] = ('stages.', 'norm')  # the beginnings of the names in stages and of the output norms
-    version: int = 1  # of Swin, 1 or 2; the merging norm of V2 follows the reduction
+    network: str = 'swin'  # or 'swinv2', whose merging norm follows the reduction
     joined_bias: bool = False  # V2's query and value biases are in one tensor, with an unused key bias
     coordinates: bool = False  # the coordinates of each V2 position network are stored as a buffer
 
@@ -152,7 +154,7 @@ class Family:
     def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
         """Convert the tensors of a parameter in this family to our layout."""
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
-        if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
+        if self.slice_order and name.role in _MERGED[self.network] and tensor.shape[-1:].numel() % 4 == 0:
             # (2x2 column by column, C) to (C, 2x2 row by row)
             by_column = tensor.unflatten(-1, (2, 2, -1))
             tensor = by_column.transpose(-3, -2).movedim(-1, -3).flatten(-3)
@@ -162,15 +164,12 @@ class Family:
 
     def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
         """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
-        if self._is_sliced(name):
+        if self.slice_order and name.role in _MERGED[self.network]:
             by_row = tensor.unflatten(-1, (-1, 2, 2))
             tensor = by_row.movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and self.position_map and grid is not None:
             tensor = tensor.transpose(1, 2).unflatten(2, grid)
         return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
-
-    def _is_sliced(self, name: Name) -> bool:
-        return self.slice_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
 
 
 def is_standard(name: str) -> bool:
@@ -239,9 +238,9 @@ TRANSFORMERS = Family(
     slice_order=True,
     inner='swin.',
 )
-OFFICIAL_V2 = replace(OFFICIAL, version=2, coordinates=True)
-TIMM_V2 = replace(TIMM, version=2)
-TORCHVISION_V2 = replace(TORCHVISION, version=2, joined_bias=True, coordinates=True)
+OFFICIAL_V2 = replace(OFFICIAL, network='swinv2', coordinates=True)
+TIMM_V2 = replace(TIMM, network='swinv2')
+TORCHVISION_V2 = replace(TORCHVISION, network='swinv2', joined_bias=True, coordinates=True)
 _ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
 TRANSFORMERS_V2 = replace(
     TRANSFORMERS,
@@ -259,28 +258,28 @@ TRANSFORMERS_V2 = replace(
     },
     stems=('encoder.layers.', 'norm'),
     inner='',
-    version=2,
+    network='swinv2',
 )
 MMPRETRAIN_V2 = replace(
     MMPRETRAIN,
     names={'merge_norm': 'stages.{next}.downsample.norm', 'merge': 'stages.{next}.downsample.reduction'},
-    version=2,
+    network='swinv2',
     coordinates=True,
 )
-OURS_V2 = Family('swin_dense', version=2)
+OURS_V2 = Family('swin_dense', network='swinv2')
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One family for each naming scheme of blocks, and the others that share it: by version, and by whether stages begin
+# One family for each naming scheme of blocks, and the others that share it: by network, and by whether stages begin
 # with patch merging, as in timm, so that the last stage has a merging layer.
 SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
 FAMILY_OF_SCHEME = {
-    (OFFICIAL, 1, True): TIMM,
-    (OFFICIAL, 2, False): OFFICIAL_V2,
-    (OFFICIAL, 2, True): TIMM_V2,
-    (MMDET, 2, False): OURS_V2,
-    (MMDET, 2, True): MMPRETRAIN_V2,
-    (TORCHVISION, 2, False): TORCHVISION_V2,
-    (TRANSFORMERS, 2, False): TRANSFORMERS_V2,
+    (OFFICIAL, 'swin', True): TIMM,
+    (OFFICIAL, 'swinv2', False): OFFICIAL_V2,
+    (OFFICIAL, 'swinv2', True): TIMM_V2,
+    (MMDET, 'swinv2', False): OURS_V2,
+    (MMDET, 'swinv2', True): MMPRETRAIN_V2,
+    (TORCHVISION, 'swinv2', False): TORCHVISION_V2,
+    (TRANSFORMERS, 'swinv2', False): TRANSFORMERS_V2,
 }
 # Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
 MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))

@@ -133,7 +133,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     outputs = tuple(stage for stage in range(stages) if f'norm{stage}.weight' in weights.tensors)
     if set(outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
         inferred['out_indices'] = outputs
-    role = 'table' if weights.network == 'swin' else 'logit_scale'
+    role = 'table' if weights.layout.network == 'swin' else 'logit_scale'
     windows = [weights.size_of(Name(role, stage, 0).ours) for stage in range(stages)]
     # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
     is_per_stage = None not in windows and (role == 'table' or weights.layout is OURS_V2)
@@ -144,7 +144,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     if weights.trained_windows:
         trained = [weights.trained_windows.get(stage) for stage in range(stages)]
         inferred['pretrained_window_size'] = pretrained_sides(trained)
-    elif weights.network == 'swinv2' and 'pretrained_window_size' not in given:
+    elif weights.layout.network == 'swinv2' and 'pretrained_window_size' not in given:
         raise CheckpointError(
             f'{weights.described} is a Swin V2 that does not record the windows it was trained with, which other '
             'windows need; give pretrained_window_size, one side or one per stage'

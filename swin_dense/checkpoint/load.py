@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.compare import Target, check_trained_windows, compare, doubts_about_windows, state_of
+from swin_dense.checkpoint.compare import Target, check_windows, compare, state_of
 from swin_dense.checkpoint.convert import Weights, convert
 from swin_dense.checkpoint.families import COORDINATES, TORCHVISION_V2
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
@@ -109,21 +109,17 @@ def load_weights(
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
-    target.backbone.input_preset = _input_preset(weights)
-    if target.backbone.input_preset is not None:
-        report.notes.append(f'these weights expect images normalised by preset({target.backbone.input_preset!r})')
+    projection = weights.tensors.get('patch_embed.projection.weight')
+    is_satlas = _SATLAS.search(weights.described) or weights.prefix.startswith(_SATLAS_PREFIX)
+    preset = None
+    if projection is not None and weights.layout is TORCHVISION_V2 and is_satlas:
+        preset = _SATLAS_PRESETS.get(projection.shape[1])
+    target.backbone.input_preset = preset
+    if preset is not None:
+        report.notes.append(f'these weights expect images normalised by preset({preset!r})')
     if log is not None:
         log(report)
     return report
-
-
-def _input_preset(weights: Weights) -> str | None:
-    """Return the preset of ``swin_dense.features`` that the weights of a Swin V2 are known to expect."""
-    projection = weights.tensors.get('patch_embed.projection.weight')
-    is_satlas = _SATLAS.search(weights.described) or weights.prefix.startswith(_SATLAS_PREFIX)
-    if projection is None or weights.layout is not TORCHVISION_V2 or not is_satlas:
-        return None
-    return _SATLAS_PRESETS.get(projection.shape[1])
 
 
 @contextlib.contextmanager
@@ -178,11 +174,10 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
         return
     if _is_own(parameters, target):
         if target.backbone.network == 'swinv2' and not target.is_classifier and not partial:
-            weights = convert(given, described)
-            check_trained_windows(described, weights, target)
-            if not target.backbone.clamp_window:  # a classifier, whose hook was asked before that of its backbone
-                for doubt in doubts_about_windows(weights, target):
-                    _logger.warning('%s: %s', described, doubt)
+            doubts = check_windows(described, convert(given, described), target)
+            # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
+            for doubt in doubts if not target.backbone.clamp_window else ():
+                _logger.warning('%s: %s', described, doubt)
         return
     if partial and not given:
         return
@@ -221,7 +216,8 @@ def _is_own(given: Mapping[str, Any], target: Target) -> bool:
     """Return whether a state dict has exactly the module's keys and shapes."""
     if not target.complete or given.keys() != set(target.names.values()):
         return False
+    tensors = {name: given[key] for name, key in target.names.items()}
     return all(
-        isinstance(tensor, Tensor) and target.known.get(key) in (None, tuple(tensor.shape))
-        for key, tensor in given.items()
+        isinstance(tensor, Tensor) and target.shapes[name] in (None, tuple(tensor.shape))
+        for name, tensor in tensors.items()
     )

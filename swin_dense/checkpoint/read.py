@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.hub import tqdm
 
 from swin_dense.archs.weights import place_of, suggestion
-from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.report import CheckpointError, listed, shortened
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address, shown
@@ -41,6 +41,8 @@ _CHUNK = 1 << 20
 _INDEX = '.index.json'  # appended to the usual file name if the weights are in several shards
 # Names of weight files in folders and repositories of transformers and timm, in order of preference.
 _USUAL_NAMES = ('model.safetensors', f'model.safetensors{_INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{_INDEX}')
+# A file of several, as save_pretrained names them.
+_SHARD = re.compile(r'(.+)-\d{5,6}-of-(\d{5,6})\.(safetensors|bin)')
 # The beginning of a SHA-256, as in the names of torch.hub: swin-1cdeb081.pth. A suffix of decimal digits is more often
 # a date or a step; 32 and 40 hexadecimal digits are an MD5 and a SHA-1.
 _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
@@ -72,7 +74,8 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     with one of these under its usual name. With ``trust``, unpickle everything, which can execute arbitrary code.
 
     Raises:
-        CheckpointError: the file is damaged, is no checkpoint, or is not the one that the hash in its name says.
+        CheckpointError: the file is damaged, is no checkpoint or only a part of one, or is not the one that the hash in
+            its name says.
         FileNotFoundError: there is no such file.
     """
     path = path.expanduser()
@@ -86,9 +89,23 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}{suggestion(str(path))}')
     if path.name.endswith(_INDEX):
         return _read_shards(path, trust)
+    shard = _SHARD.fullmatch(path.name)
+    if shard and int(shard[2]) > 1:
+        raise CheckpointError(
+            f'{path} has a part of a checkpoint, which is in {int(shard[2])} files. Give their folder, or '
+            f'{shard[1]}.{shard[3]}{_INDEX} in it'
+        )
+    return _read_whole(path, trust)
+
+
+def _read_whole(path: Path, trust: bool) -> Mapping[Any, Any]:
+    """Read one file, also a shard, and check the hash in its name."""
     _check_suffix(path, path.name)
     try:
-        checkpoint = safetensors_torch().load_file(path) if path.suffix == '.safetensors' else read_pickle(path, trust)
+        if path.suffix == '.safetensors':
+            checkpoint = packages.optional('a .safetensors file', 'safetensors.torch').load_file(path)
+        else:
+            checkpoint = read_pickle(path, trust)
     except ImportError:
         raise
     except Exception as error:  # damaged files raise nearly anything
@@ -118,10 +135,12 @@ def _read_index(path: Path) -> dict[str, list[str]]:
         for key, name in places.items():
             shards[name].append(key)
     except Exception as error:  # the file may have any content
-        raise CheckpointError(f'{path} is not an index of save_pretrained, or is damaged: {error!r}') from error
+        raise CheckpointError(
+            f'{path} is not an index of save_pretrained, or is damaged: {shortened(repr(error))}'
+        ) from error
     for name in shards:
         if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
-            raise CheckpointError(f'{path} lists {name!r}, which is not a shard in the same folder')
+            raise CheckpointError(f'{path} lists {shortened(repr(name))}, which is not a shard in the same folder')
     return shards
 
 
@@ -132,9 +151,10 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
     for name, keys in shards.items():
         if not (index.parent / name).is_file():
             raise CheckpointError(
-                f'{index.parent} lacks {name}, one of the {len(shards)} files of this checkpoint; fetch them all'
+                f'{index.parent} lacks {shortened(name)}, one of the {len(shards)} files of this checkpoint; '
+                'fetch them all'
             )
-        held = read_file(index.parent / name, trust)
+        held = _read_whole(index.parent / name, trust)
         absent = [key for key in keys if key not in held]
         if absent:
             raise CheckpointError(
@@ -144,14 +164,10 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
     return tensors
 
 
-def safetensors_torch() -> Any:
-    return packages.optional('a .safetensors file', 'safetensors.torch')
-
-
 def _explained(path: Path, error: Exception) -> CheckpointError:
     if isinstance(error, RefusedError):
         return CheckpointError(
-            f'{path} asks for {error.wanted}, which no checkpoint needs; nothing was run. '
+            f'{path} asks for {shortened(error.wanted)}, which no checkpoint needs; nothing was run. '
             'Only if you trust the author of the file, load it with load_checkpoint(..., trust=True); in a config, set '
             'trust=True in init_cfg'
         )
@@ -165,7 +181,7 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
         return CheckpointError(f'{path} is a web page, not a checkpoint; download it again')
     damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
     first_line = str(error).strip().partition('\n')[0]
-    return CheckpointError(f'{damage}: {first_line or type(error).__name__}')
+    return CheckpointError(f'{damage}: {shortened(first_line) or type(error).__name__}')
 
 
 @contextlib.contextmanager

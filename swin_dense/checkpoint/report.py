@@ -90,8 +90,8 @@ def listed(names: Iterable[str], separator: str = ', ') -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name, or another text of a file, without the middle of a long one."""
-    half = _SHOWN // 2
+    """Return a name, or another text of a file, as one that can be printed, without the middle of a long one."""
+    name, half = name if name.isprintable() else ascii(name)[1:-1], _SHOWN // 2
     return name if len(name) <= _SHOWN else f'{name[:half]}...{name[-half:]}'
 
 

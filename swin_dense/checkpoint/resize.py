@@ -1,4 +1,4 @@
-"""Infer windows and grids from shapes and buffers, and resize tables and the weights of image channels."""
+"""Infer windows from buffers, and resize tables and the weights of image channels."""
 
 from __future__ import annotations
 
@@ -63,15 +63,3 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     if channels == 1:
         return weight.sum(1, keepdim=True)
     return weight[:, torch.arange(channels) % given] * (given / channels)
-
-
-def square_window(length: int) -> tuple[int, int] | None:
-    """Return the square window whose bias table has ``length`` rows, or None."""
-    grid = square_grid(length)
-    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
-
-
-def square_grid(length: int) -> tuple[int, int] | None:
-    """Return the square grid of ``length`` tokens, or None."""
-    side = math.isqrt(length)
-    return (side, side) if side * side == length else None

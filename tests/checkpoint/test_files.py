@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, create_backbone
+from swin_dense import CheckpointError, SwinBackbone, create_backbone
 from swin_dense.checkpoint.convert import flatten
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.unpickler import StandIn
@@ -273,6 +273,20 @@ def test_an_incomplete_sharded_checkpoint(tmp_path, source, backbone, damage, me
         write_file(tmp_path / shard.name, source.state_dict())
     damage(index)
     raises_and_keeps(backbone, index.parent, message)
+
+
+@pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
+@pytest.mark.parametrize('part', ['*-00001-*', '*-00003-*'])
+def test_one_of_several_files_asks_for_all(tmp_path, source, backbone, name, part):
+    """It would be a smaller network, without an error."""
+    index = write_shards(tmp_path, source.state_dict(), name)
+    (shard,) = tmp_path.glob(part)
+    message = raises_and_keeps(backbone, shard, rf'in 3 files. Give their folder, or {re.escape(index.name)} in it')
+    assert str(shard) in message
+    with pytest.raises(CheckpointError, match='Give their folder'):
+        create_backbone(checkpoint=shard.as_uri())
+    load(backbone, write_file(tmp_path / f'model-00001-of-00001.{name.rpartition(".")[2]}', source.state_dict()))
+    assert equal_weights(backbone, source)
 
 
 def test_contents_and_paths_without_a_checkpoint(tmp_path, backbone):
