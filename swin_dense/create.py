@@ -14,7 +14,6 @@ from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
-from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,8 +53,7 @@ def create_backbone(
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
         if prefix is not None:
-            given = checks.argument('prefix', prefix)
-            raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
+            raise TypeError(f'prefix={prefix!r} chooses a backbone in a checkpoint; give the checkpoint too')
         network = network_of(name) or 'swin'
         return BACKBONES[network](name, **cast('dict[str, Any]', backbone_options)).eval()
     content, described = read_checkpoint(checkpoint)

@@ -9,7 +9,6 @@ from torch import Tensor
 from swin_dense.checkpoint.families import FAMILY_OF_SCHEME, MARKS_OF_V2, SCHEMES, Family, plain_name
 from swin_dense.checkpoint.report import CheckpointError, listed, shortened
 from swin_dense.checkpoint.unpickler import StandIn
-from swin_dense.utils import checks
 from swin_dense.utils.choices import FAMILIES
 
 Value = Tensor | StandIn
@@ -102,7 +101,7 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
         return CheckpointError(
             f'{described} holds a whole model, pickled as a {kind}{where}, not its weights. Reading '
             'it would run the code of its class; nothing was run. Where the class is installed, save the weights '
-            "instead: torch.save(model.state_dict(), 'weights.pth')",
+            "instead: torch.save(model.state_dict(), 'weights.pth')"
             '. Only if you trust the author of the file, load it with load_checkpoint(..., trust=True)',
         )
     kinds = listed(sorted({value.kind for value in objects.values()}))
@@ -115,16 +114,12 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
 
 def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
     if chosen:
-        return (
-            f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with '
-            f'{checks.argument("prefix", ...)}'
-        )
+        return f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with prefix='
     if prefix is not None:
-        return f'no backbone under {checks.argument("prefix", prefix)}, only under {_prefixes(candidates)}'
-    average = checks.argument('ema', True)
+        return f'no backbone under prefix={prefix!r}, only under {_prefixes(candidates)}'
     if ema:
-        return f'the checkpoint contains no running average of the weights; omit {average}'
-    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with {average}'
+        return 'the checkpoint contains no running average of the weights; omit ema=True'
+    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with ema=True'
 
 
 def _prefixes(choices: Iterable[Candidate]) -> str:

@@ -16,7 +16,6 @@ from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')
@@ -26,7 +25,7 @@ HEAD = ('head.weight', 'head.bias')
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 _OF_CLASSIFIER = (
     'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
-    'outputs, build the model with '
+    'outputs, build the model with clamp_window=True'
 )
 _WINDOWS_UNKNOWN = (
     'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
@@ -209,10 +208,9 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     if len(set(windows.values())) > 1 and others and not allow_partial:
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
-            f'{described}: its windows differ per stage ({shown} tokens), and from those of the '
-            'model, so tables would be resized, which changes the maps',
-            '. Build the model with these windows, as a list window_size, or resize them with '
-            'load_checkpoint(..., allow_partial=True)',
+            f'{described}: its windows differ per stage ({shown} tokens), and from those of the model, so tables '
+            'would be resized, which changes the maps. Build the model with these windows, as a list window_size, or '
+            'resize them with load_checkpoint(..., allow_partial=True)'
         )
     if weights.layout.network == 'swin':
         return []
@@ -240,15 +238,14 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
 
 def _with_final_norm(weights: Weights, target: Target) -> Weights:
     """Return weights whose final norm, of a classifier, is the output norm of the last stage."""
-    given = checks.argument('final_norm', True)
     stages = [int(match[1]) for match in map(STAGE.match, weights.parameters) if match]
     last = f'norm{max(stages, default=0)}'
     parameters = dict(weights.parameters)
     for leaf in ('.weight', '.bias'):
         if f'norm{leaf}' not in weights.tensors:
-            raise CheckpointError(f'{given}, but the checkpoint has no final norm; it needs a classifier')
+            raise CheckpointError('final_norm=True, but the checkpoint has no final norm; it needs a classifier')
         if f'{last}{leaf}' not in target.names:
-            raise CheckpointError(f'{given}, but the model has no {last} because it does not return that stage')
+            raise CheckpointError(f'final_norm=True, but the model has no {last} because it does not return that stage')
         parameters[last + leaf] = parameters.pop(f'norm{leaf}')
     return replace(weights, parameters=parameters)
 
@@ -271,9 +268,8 @@ def _report_unused(name: str, weights: Weights, target: Target, report: Report) 
         reason = 'norms of stages that are not returned'
     elif name in ('norm.weight', 'norm.bias', *HEAD):
         reason = 'the classifier' if name in HEAD else "the classifier's final norm"
-        note = _OF_CLASSIFIER + checks.argument('clamp_window', True)
-        if not target.backbone.clamp_window and note not in report.notes:
-            report.notes.append(note)
+        if not target.backbone.clamp_window and _OF_CLASSIFIER not in report.notes:
+            report.notes.append(_OF_CLASSIFIER)
     else:
         report.unexpected += keys
         return keys if is_standard(name) or weights.layout.is_numbered(name) else []

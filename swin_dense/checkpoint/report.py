@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
-from swin_dense.utils import checks
 
 _LISTED = 4  # names in a message
 _SHOWN = 250  # characters of a name in a message; a name in a file can have any length
 _LOAD_WHAT_FITS = (
-    '\n  To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
+    'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
 )
 
@@ -22,16 +21,7 @@ class CheckpointError(ValueError, RuntimeError):
     """A checkpoint cannot be read or does not fit; the model keeps its weights.
 
     It is also a RuntimeError because ``load_state_dict`` raises that type.
-
-    Args:
-        message: the problem and how to solve it.
-        in_python: how to solve it in Python or in a config. The command line omits this part.
     """
-
-    def __init__(self, message: str = '', in_python: str = '') -> None:
-        if not checks.on_command_line():
-            message += in_python
-        super().__init__(message)
 
 
 @dataclass
@@ -128,9 +118,9 @@ def misfit(
         )
     if excess:
         lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
-    # What fits was trained beside other layers, so that a part of it is of no use.
-    in_python = '' if other else _LOAD_WHAT_FITS
-    return CheckpointError('\n  '.join(lines), in_python)
+    if not other:  # what fits was trained beside other layers, so that it is of no use without them
+        lines.append(_LOAD_WHAT_FITS)
+    return CheckpointError('\n  '.join(lines))
 
 
 def other_version(described: str, network: str, other: str, given: Mapping[str, Any]) -> CheckpointError:
@@ -142,10 +132,10 @@ def other_version(described: str, network: str, other: str, given: Mapping[str, 
     version = 1 if network == 'swin' else 2
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
     name = f'{network}_{letter}'
-    arch = f', {checks.argument("arch", name)}' if letter else ''
+    arch = f', arch={name!r}' if letter else ''
     by_name = f', or create_backbone({name!r})' if letter else ''
     return CheckpointError(
-        f'{start}It is a Swin V{version}{arch}; the model is a Swin V{3 - version}.', f' Build {kind}{by_name}.'
+        f'{start}It is a Swin V{version}{arch}; the model is a Swin V{3 - version}. Build {kind}{by_name}.'
     )
 
 
@@ -163,7 +153,7 @@ def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     if different:
         letter = published_letter(given)
         options = {'arch': letter} if letter else {key: given[key] for key in given if key in different}
-        advice = ', '.join(shortened(checks.argument(key, value)) for key, value in options.items())
+        advice = ', '.join(shortened(f'{key}={value!r}') for key, value in options.items())
         shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
         lines.append(
             f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '

@@ -211,8 +211,7 @@ def has_random_weights(backbone: SwinBackbone) -> bool:
 def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
-        given = checks.argument('checkpoint')
-        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give %s with trained ones', given)
+        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give checkpoint= trained ones')
 
 
 def bare_backbone(backbone: nn.Module) -> SwinBackbone:

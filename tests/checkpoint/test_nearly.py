@@ -223,7 +223,11 @@ LONG = 'x' * 900
     ],
 )
 def test_errors_quote_names_in_part(source):
+    messages = []
     for act in (lambda: load(build(2), source), lambda: create_backbone(checkpoint=source)):
-        with pytest.raises((CheckpointError, ValueError)) as error:
+        try:
             act()
-        assert max(map(len, str(error.value).splitlines())) < 1500
+        except ValueError as error:
+            messages += str(error).splitlines()
+    assert messages
+    assert max(map(len, messages)) < 1500

@@ -8,15 +8,8 @@ import torch
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.commands._backbone import build_backbone
-<<<<<<< HEAD
 from swin_dense.commands._options import add_backbone, add_checkpoint, check_backbone
-from swin_dense.create import warn_of_random_weights
-=======
-from swin_dense.commands._main import spelling
-from swin_dense.commands._options import add_backbone, check_backbone
 from swin_dense.features.pyramid import warn_of_random_weights
-from swin_dense.utils import checks
->>>>>>> 63b9ca8 (A checkpoint is read straight down: chosen, converted without change, compared and loaded; windows of V2 are in the authors' buffer, which every file keeps)
 from tests.conftest import tiny
 
 
