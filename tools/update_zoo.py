@@ -21,7 +21,8 @@ from update_readme import replace_block
 from swin_dense.analysis.flop_counter import count
 from swin_dense.archs.arch import published_letter
 from swin_dense.workbench.building import build_on_meta, needed_packages, published_shape, run_on_shapes
-from swin_dense.workbench.configs.parts import datasets, dicts
+from swin_dense.workbench.configs.experiment import Experiment
+from swin_dense.workbench.configs.parts import dicts
 from swin_dense.workbench.recipes.files import load_recipe
 from swin_dense.workbench.recipes.zoo import FOLDERS, FRAMEWORKS, Recipe, framework_configs, read_zoo
 
@@ -184,7 +185,8 @@ def _metadata(config: Config, package: str, trained_on: str) -> dict[str, Any]:
     scale = config.get('auto_scale_lr', {}).get('base_batch_size')
     return {
         'Task': _task(config),
-        'Training Data': trained_on or ', '.join(dict.fromkeys(_data(part) for part in datasets(config, ['train']))),
+        'Training Data': trained_on
+        or ', '.join(dict.fromkeys(_data(data.entry) for data in Experiment(config).of(['train']))),
         **({'Batch Size': scale} if scale else {}),
         **({'Epochs': loop.max_epochs} if by_epoch else {'Iterations': loop.max_iters}),
         'Backbone': arch,

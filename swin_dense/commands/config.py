@@ -28,9 +28,8 @@ from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
-from swin_dense.workbench.configs.parts import SPLITS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
-from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
+from swin_dense.workbench.configs.standalone import as_text, checked_settings
 from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
@@ -96,42 +95,44 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.classes import ignore_values, map_values
+    from swin_dense.workbench.configs.experiment import SPLITS, Experiment
     from swin_dense.workbench.configs.layouts import class_names, find_places, split_data
-    from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
+    from swin_dense.workbench.configs.own_data import PLACES, find_endings, own_data
 
-    check_form(config)
+    recipe = Experiment(config)
+    recipe.check_scope()
     notes = []
     classes = None if args.classes is None else class_names(args.classes)
     places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
     reason = ''
     if args.data_root is not None and not places:
-        places, reason = find_places(config, args.data_root, args.val_share is not None)
+        places, reason = find_places(recipe, args.data_root, args.val_share is not None)
         notes += [f'found {", ".join(places.values())} in {args.data_root}'] if places else []
     if args.val_share is not None:
         if args.out is None:
             raise ValueError('--val-share needs --out, beside which it writes the images of each part')
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force, reason))
-    own_data(config, args.data_root, classes, places)
+    own_data(recipe, args.data_root, classes, places)
     merge_settings(config, checked_settings(parse_settings(args.set)))
-    check_form(config)
-    check_channels(config)
+    experiment = Experiment(config)
+    experiment.check_scope()
+    check_channels(experiment)
     # After the settings, which number the steps of the recipe's pipelines.
     if args.mask_values is not None:
-        map_values(config, _numbers('--mask-values', args.mask_values))
+        map_values(experiment, _numbers('--mask-values', args.mask_values))
     if args.ignore is not None:
-        ignore_values(config, _numbers('--ignore', args.ignore))
-    notes += find_endings(config)
-    there = [split for split in SPLITS if not missing_data(config, [split])]
+        ignore_values(experiment, _numbers('--ignore', args.ignore))
+    notes += find_endings(experiment)
+    missing = {split: [path for data in experiment.of([split]) for path in data.missing()] for split in SPLITS}
+    absent = list(dict.fromkeys(path for paths in missing.values() for path in paths))
+    there = [split for split in SPLITS if not missing[split]]
     if reason and not there:
-        expected = ', no '.join(missing_data(config))
         raise FileNotFoundError(
-            f'there is no {expected}, as the recipe expects, and no other layout was found: {reason}'
+            f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
         )
-    notes += check_data(config, there, args.check_images)
+    notes += check_data(experiment, there, args.check_images)
     if args.data_root is not None or places:
-        notes += [
-            f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
-        ]
+        notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]
     return config, notes
 
 

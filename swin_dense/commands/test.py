@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.weights import build_whole
 
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir and str(args.show_dir), 'tta': args.tta}
@@ -54,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
         # mmengine leaves at random what a checkpoint lacks, with a line in its log.
         build_whole(config, checkpoint, args.allow_partial)
         training.join_processes(prepared)
-        print_notes('test', check_data(prepared, ('test',)))
+        print_notes('test', check_data(Experiment(prepared), ('test',)))
         return run_to_its_end(RUNNERS.build(prepared).test)

@@ -46,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.configs.experiment import Experiment
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
-    check_channels(config)
+    experiment = Experiment(config)
+    check_channels(experiment)
     training.join_processes(config)
-    print_notes('train', check_data(config, ('train', 'val'), args.check_images))
+    print_notes('train', check_data(experiment, ('train', 'val'), args.check_images))
     return run_to_its_end(RUNNERS.build(config).train)

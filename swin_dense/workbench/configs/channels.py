@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.mm import SwinDense
+from swin_dense.workbench.configs.experiment import Experiment
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 
 
-def check_channels(config: Config) -> None:
+def check_channels(experiment: Experiment) -> None:
     """Raise ValueError if a neck or a head expects other channels than a backbone of this package returns."""
-    channels = _returned(config)
+    channels = _returned(experiment)
     if channels is None:
         return
-    wrong = []
-    settings = []
-    for name, part in _readers(config.model):
-        expected, given = _expected(part, channels), part['in_channels']
-        if expected != (given if isinstance(given, int) else list(given)):
-            wrong.append(f'{name}.in_channels is {given}')
+    wrong, settings = [], []
+    names = ('neck',) if experiment.model.get('neck') else _HEADS
+    for name in names:
+        parts = experiment.model.get(name)
+        is_list = isinstance(parts, list)
+        for index, part in enumerate(parts if is_list else [parts]):
+            # The first of several necks alone reads the backbone.
+            if not isinstance(part, dict) or 'in_channels' not in part or (name == 'neck' and index):
+                continue
+            expected, given = _expected(part, channels), part['in_channels']
+            if expected == (given if isinstance(given, int) else list(given)):
+                continue
+            place = f'model.{name}.{index}' if is_list else f'model.{name}'
             numbers = expected if isinstance(expected, list) else [expected]
-            settings.append(f'{name}.in_channels={",".join(map(str, numbers))}')
+            wrong.append(f'{place}.in_channels is {given}')
+            settings.append(f'{place}.in_channels={",".join(map(str, numbers))}')
     if wrong:
         maps = ', '.join(map(str, channels))
         raise ValueError(
@@ -34,12 +41,12 @@ def check_channels(config: Config) -> None:
         )
 
 
-def _returned(config: Config) -> list[int] | None:
+def _returned(experiment: Experiment) -> list[int] | None:
     """Return the channels of each map of the backbone, or None if it is of another package."""
-    backbone = config.model.get('backbone')
+    backbone = experiment.model.get('backbone')
     if not isinstance(backbone, dict) or not backbone.get('type'):
         return None
-    init_default_scope(config.get('default_scope') or 'mmengine')
+    init_default_scope(experiment.scope or 'mmengine')
     with MODELS.switch_scope_and_registry(None) as registry:
         kind = registry.get(backbone['type'])
         if not (isinstance(kind, type) and issubclass(kind, SwinDense)):
@@ -47,18 +54,6 @@ def _returned(config: Config) -> list[int] | None:
         with torch.device('meta'):
             built = registry.build(backbone)
     return None if built.output_missing_index_as_none else list(built.out_channels)
-
-
-def _readers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts that read the maps of the backbone and state how many channels they expect, with their names."""
-    names = ('neck',) if model.get('neck') else _HEADS
-    for name in names:
-        parts = model.get(name)
-        is_list = isinstance(parts, list)
-        for index, part in enumerate(parts if is_list else [parts]):
-            # The first of several necks alone reads the backbone.
-            if isinstance(part, dict) and 'in_channels' in part and not (name == 'neck' and index):
-                yield f'model.{name}.{index}' if is_list else f'model.{name}', part
 
 
 def _expected(part: Any, channels: list[int]) -> Any:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.config import Config
+from swin_dense.workbench.configs.experiment import Experiment
+from swin_dense.workbench.configs.parts import dicts, is_panoptic, make_palette, pipelines
 
-from swin_dense.workbench.configs.parts import class_count, datasets, dicts, is_panoptic, make_palette, pipelines
 
-
-def set_classes(config: Config, names: Sequence[str]) -> None:
+def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
     """Replace the classes of a config in heads, class weights of losses, and data sets."""
-    is_detector = config.default_scope == 'mmdet'
+    is_detector = experiment.is_detector
     classes = tuple(names)
     if '' in classes or len(set(classes)) < len(classes):
         raise ValueError(f'classes must be distinct names, got {",".join(map(str, classes))!r}')
     if not is_detector and len(classes) < 2:
         raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {classes[0]!r}')
-    old_count = class_count(config.model)
-    for part in dicts(config.model):
+    old_count = experiment.class_count
+    if old_count is None:
+        raise ValueError('no part of the model has num_classes, so its classes cannot be replaced')
+    for part in dicts(experiment.model):
         if part.get('num_classes') == old_count:
             part['num_classes'] = len(classes)
         if is_panoptic(part):
@@ -32,37 +33,37 @@ def set_classes(config: Config, names: Sequence[str]) -> None:
             part['num_things_classes'] = len(classes)
         if 'class_weight' in part:
             part['class_weight'] = _class_weight(part['class_weight'], old_count, len(classes))
-    for dataset in datasets(config):
+    for dataset in [one.entry for one in experiment.datasets]:
         dataset['metainfo'] = {'classes': classes, 'palette': make_palette(len(classes))}
         if not is_detector:  # read masks unchanged, unlike those of ADE20K, where 0 is 'other' and classes start at 1
             dataset['type'] = 'BaseSegDataset'
             dataset['reduce_zero_label'] = False
-    for part in [] if is_detector else dicts(list(config.values())):
+    for part in [] if is_detector else dicts(list(experiment.config.values())):
         if part.get('type') == 'LoadAnnotations':
             part['reduce_zero_label'] = False
 
 
-def map_values(config: Config, values: Sequence[int]) -> None:
+def map_values(experiment: Experiment, values: Sequence[int]) -> None:
     """Make every pipeline map mask values to class indices: the first value to class 0, and so on."""
-    classes = _count_of_masks(config, '--mask-values')
+    classes = _count_of_masks(experiment, '--mask-values')
     if len(set(values)) != classes or len(values) != classes or not all(0 <= value <= 255 for value in values):
         raise ValueError(
             f'--mask-values takes a different value from 0 to 255 for each class, here {classes}; got '
             f'{",".join(map(str, values))}'
         )
-    _insert_step(config, {'type': 'MapMaskValues', 'values': list(values)})
+    _insert_step(experiment, {'type': 'MapMaskValues', 'values': list(values)})
 
 
-def ignore_values(config: Config, values: Sequence[int]) -> None:
+def ignore_values(experiment: Experiment, values: Sequence[int]) -> None:
     """Make every pipeline map the given mask values to 255, which losses and metrics ignore."""
-    classes = mapped_values(list(config.values())) or range(_count_of_masks(config, '--ignore'))
+    classes = mapped_values(list(experiment.config.values())) or range(_count_of_masks(experiment, '--ignore'))
     for value in values:
         if value in classes or not 0 <= value <= 255:
             raise ValueError(
                 '--ignore takes mask values from 0 to 255 that are no class; the classes have the values '
                 f'{", ".join(map(str, classes))}; got {value}'
             )
-    _insert_step(config, {'type': 'IgnoreMaskValues', 'values': list(values)})
+    _insert_step(experiment, {'type': 'IgnoreMaskValues', 'values': list(values)})
 
 
 def mapped_values(part: Any) -> Sequence[int] | None:
@@ -70,18 +71,18 @@ def mapped_values(part: Any) -> Sequence[int] | None:
     return next((step['values'] for step in dicts(part) if step.get('type') == 'MapMaskValues'), None)
 
 
-def _count_of_masks(config: Config, option: str) -> int:
+def _count_of_masks(experiment: Experiment, option: str) -> int:
     """Return the number of classes of a segmentor whose masks are the user's own."""
-    if config.default_scope == 'mmdet':
+    if experiment.is_detector:
         raise ValueError(f'{option} is for segmentation masks, but this config is for a detector')
-    if any(dataset.get('type') != 'BaseSegDataset' for dataset in datasets(config)):
+    if experiment.class_count is None or any(one.kind != 'BaseSegDataset' for one in experiment.datasets):
         raise ValueError(f'{option} needs masks of your own; name their classes with --classes')
-    return class_count(config.model)
+    return experiment.class_count
 
 
-def _insert_step(config: Config, step: dict[str, Any]) -> None:
+def _insert_step(experiment: Experiment, step: dict[str, Any]) -> None:
     """Insert a transform before the masks are loaded in every pipeline, in place of one of its type."""
-    for pipeline in pipelines(list(config.values())):
+    for pipeline in pipelines(list(experiment.config.values())):
         pipeline[:] = [part for part in pipeline if part.get('type') != step['type']]
         kinds = [part.get('type') for part in pipeline]
         # Test-time augmentation loads masks inside of a step.

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
+from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.images import hint_on_name, some
 from swin_dense.workbench.configs.own_data import endings_in, image_endings
-from swin_dense.workbench.configs.parts import datasets
 
 _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
@@ -38,21 +37,21 @@ def class_names(text: str) -> list[Any]:
     return [name.strip() for name in text.split(',')]
 
 
-def find_places(config: Config, data_root: str, is_split: bool) -> tuple[dict[str, str], str]:
+def find_places(experiment: Experiment, data_root: str, is_split: bool) -> tuple[dict[str, str], str]:
     """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe, and why.
 
     For detection: Roboflow's, or one file of annotations with its images, as CVAT and Label Studio write them. For
     segmentation: a folder of images beside one of masks, by their names. Unless they are to be split, there must be
     validation data. The reason is what is there instead, '' if nothing was searched for.
     """
-    root, own = Path(data_root), datasets(config, ['train'])
-    is_detector = config.default_scope == 'mmdet'
+    root, own = Path(data_root), experiment.of(['train'])
     if not own or not root.is_dir():
         return {}, ''
-    expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
+    entry = own[0].entry
+    expected = entry.get('ann_file') if experiment.is_detector else entry.get('data_prefix', {}).get('img_path')
     if expected and (root / expected).exists():
         return {}, ''
-    found, reason = _detection(root) if is_detector else _segmentation(root)
+    found, reason = _detection(root) if experiment.is_detector else _segmentation(root)
     if found and 'val_ann' not in found and not is_split:
         raise ValueError(
             f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth '

@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
-
 from swin_dense.images.listing import IMAGE_SUFFIXES
-from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.classes import set_classes
-from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
-from swin_dense.workbench.configs.standalone import check_form
+from swin_dense.workbench.configs.experiment import Experiment
+from swin_dense.workbench.configs.parts import dicts
 
 # Each is an option of `swin-dense config`.
 PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')
@@ -22,7 +19,7 @@ _COMPARED = 100  # number of images whose masks are searched for, to detect the 
 
 
 def own_data(
-    config: Config,
+    experiment: Experiment,
     data_root: str | None,
     classes: Sequence[str] | None,
     places: Mapping[str, str],
@@ -33,30 +30,29 @@ def own_data(
     folders by their names in ``PLACES``, for data with another layout. They are relative to ``data_root``, or to the
     current folder if that does not contain them. Those for 'val' also apply to the test data.
     """
-    check_form(config)
-    is_detector = config.default_scope == 'mmdet'
     if data_root is not None:
-        _replace_root(config, data_root)
+        _replace_root(experiment, data_root)
     if places:
-        _place(config, data_root, places)
+        _place(experiment, data_root, places)
     if classes is not None:
-        set_classes(config, classes)
-    if (classes is not None or places) and not is_detector:
-        for dataset in datasets(config):  # find_endings detects them again
-            dataset.pop('img_suffix', None)
-            dataset.pop('seg_map_suffix', None)
+        set_classes(experiment, classes)
+    if (classes is not None or places) and not experiment.is_detector:
+        for dataset in experiment.datasets:  # find_endings detects them again
+            dataset.entry.pop('img_suffix', None)
+            dataset.entry.pop('seg_map_suffix', None)
 
 
-def find_endings(config: Config) -> list[str]:
+def find_endings(experiment: Experiment) -> list[str]:
     """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
 
     Return one message for each folder with images that will not be read, because they have another ending than most.
     """
     messages: dict[str, bool] = {}
-    for dataset in datasets(config):
-        if dataset.get('type') != 'BaseSegDataset':
+    for data in experiment.datasets:
+        if data.kind != 'BaseSegDataset':
             continue
-        images, masks = below(dataset, 'img_path'), below(dataset, 'seg_map_path')
+        dataset = data.entry
+        images, masks = Path(data.folder('img_path')), Path(data.folder('seg_map_path'))
         if images.is_dir() and 'img_suffix' not in dataset:
             (dataset.img_suffix, _), *others = image_endings(images).most_common()
             if others:
@@ -69,30 +65,6 @@ def find_endings(config: Config) -> list[str]:
     return list(messages)
 
 
-def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
-    """Return the data files and folders of a config that do not exist; URLs are not checked."""
-    missing = {}
-    for dataset in datasets(config, splits):
-        root = dataset.get('data_root') or ''
-        folders = dict(dataset.get('data_prefix', {}))
-        steps = dataset.get('pipeline') or ()
-        # mmdet's instance recipes only name the folder of panoptic masks.
-        if dataset.get('type') == 'CocoDataset' and not any(step.get('with_seg') for step in steps):
-            folders.pop('seg', None)
-        for path in [dataset.get('ann_file'), *folders.values()]:
-            whole = _joined(root, path or '')
-            if path and not is_address(whole) and not os.path.exists(whole):
-                missing[whole] = True
-    return list(missing)
-
-
-def _joined(root: Any, path: Any) -> str:
-    try:
-        return os.path.join(root, path)
-    except TypeError:
-        raise ValueError(f'data_root and paths of a data set must be text, got {root!r} and {path!r}') from None
-
-
 def endings_in(folder: Path) -> str:
     """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
     found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
@@ -100,9 +72,9 @@ def endings_in(folder: Path) -> str:
     return f'whose files end in {listed}' if listed else 'which contains no files'
 
 
-def _replace_root(config: Config, data_root: str) -> None:
+def _replace_root(experiment: Experiment, data_root: str) -> None:
     """Change every string that is the value of a dict's key and begins with the folder of the data sets."""
-    roots = {str(dataset.get('data_root') or '') for dataset in datasets(config)}
+    roots = {dataset.entry.get('data_root') or '' for dataset in experiment.datasets}
     if len(roots) != 1 or '' in roots:
         found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
         raise ValueError(
@@ -111,23 +83,23 @@ def _replace_root(config: Config, data_root: str) -> None:
         )
     old = roots.pop()
     new = data_root.rstrip('/') + '/' * old.endswith('/')
-    for part in dicts(list(config.values())):
+    for part in dicts(list(experiment.config.values())):
         for key, item in list(part.items()):
             if isinstance(item, str) and item.startswith(old):
                 part[key] = new + item.removeprefix(old)
 
 
-def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> None:
+def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, str]) -> None:
     """Set the given files and folders in data sets, and in evaluators that read annotations."""
-    is_detector = config.default_scope == 'mmdet'
+    is_detector = experiment.is_detector
     keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
     if data_root is None:  # make all paths relative to the current folder, as the given places are
-        for dataset in datasets(config):
-            root, dataset.data_root = dataset.get('data_root') or '', ''
-            if dataset.get('ann_file'):
-                dataset.ann_file = _joined(root, dataset.ann_file)
-            if 'data_prefix' in dataset:
-                dataset.data_prefix = {key: _joined(root, path) for key, path in dataset.data_prefix.items()}
+        for dataset in experiment.datasets:
+            if dataset.annotations:
+                dataset.entry.ann_file = dataset.annotations
+            if 'data_prefix' in dataset.entry:
+                dataset.entry.data_prefix = {key: dataset.folder(key) for key in dataset.entry.data_prefix}
+            dataset.entry.data_root = ''
     for name, path in places.items():
         part, _, kind = name.partition('_')
         if is_detector and kind == 'masks':
@@ -136,12 +108,12 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
         if data_root is not None and not os.path.exists(os.path.join(data_root, path)) and os.path.exists(path):
             path = os.path.relpath(path, data_root)
         splits = ('train',) if part == 'train' else ('val', 'test')
-        for dataset in datasets(config, splits):
+        for dataset in experiment.of(splits):
             if kind == 'ann':
-                dataset.ann_file = path
+                dataset.entry.ann_file = path
             else:
-                dataset.setdefault('data_prefix', {})[keys[kind]] = path
-        for evaluator in dicts([config.get(f'{split}_evaluator') for split in splits]):
+                dataset.entry.setdefault('data_prefix', {})[keys[kind]] = path
+        for evaluator in dicts([experiment.config.get(f'{split}_evaluator') for split in splits]):
             if kind == 'ann' and 'ann_file' in evaluator:
                 evaluator.ann_file = os.path.join(data_root or '', path)
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import colorsys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from mmengine.config import Config
-
-SPLITS = ('train', 'val', 'test')
 _GOLDEN_RATIO = 0.618034
 
 
@@ -34,13 +30,6 @@ def _containers(value: Any) -> Iterator[Any]:
         items = value.values() if isinstance(value, dict) else value
         for item in list(items):
             yield from _containers(item)
-
-
-def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
-    """Return the data sets that read files, without wrappers of other data sets."""
-    loaders = (config.get(f'{split}_dataloader') or {} for split in splits)
-    parts = [part for loader in loaders for part in dicts(loader.get('dataset'))]
-    return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
 
 
 def make_palette(count: int) -> list[tuple[int, ...]]:

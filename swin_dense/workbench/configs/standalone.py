@@ -6,7 +6,6 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils import checks
-from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -18,25 +17,6 @@ _READ_BY_RUNNERS = {
     *('model_wrapper_cfg', 'strategy', 'sync_bn'),
 }
 _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeline', 'tta_model', 'tta_pipeline'}
-
-
-def check_form(config: Config) -> None:
-    """Raise an error unless a config is one of an mmdet detector or an mmseg segmentor, whose types are names."""
-    unnamed = [part['type'] for part in dicts(list(config.values())) if not isinstance(part.get('type', ''), str)]
-    if unnamed:
-        raise ValueError(f'the type of each part of a config must be a name or a class, got {unnamed[0]!r}')
-    if config.get('default_scope') not in ('mmdet', 'mmseg'):
-        raise ValueError(
-            f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
-        )
-    for key in ('model', *(f'{split}_dataloader' for split in SPLITS)):
-        part = config.get(key)
-        if not isinstance(part, dict) and (part is not None or key == 'model'):
-            raise ValueError(f'{key} must be a dict, got {part!r}')
-    for dataset in datasets(config):
-        for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
-            if not isinstance(dataset.get(key) or kind(), kind):
-                raise ValueError(f'{key} of a data set must be a {kind.__name__}, got {dataset[key]!r}')
 
 
 def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,13 @@ def written(tmp_path, *arguments, name=DETECTOR, status=0):
     return Config.fromfile(out) if status == 0 else None
 
 
+def check_data(config, splits, every_image=False):
+    """Look at the data of a config, as the commands do."""
+    from swin_dense.workbench.configs import checking, experiment
+
+    return checking.check_data(experiment.Experiment(config), splits, every_image)
+
+
 class OwnData:
     """A data set in a folder of its own, with the words of `swin-dense config` for it."""
 

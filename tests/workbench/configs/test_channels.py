@@ -5,6 +5,7 @@ from mmengine.config import Config
 
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.channels import check_channels
+from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.data import DETECTOR, SEGMENTOR
@@ -35,16 +36,16 @@ WRONG = [
 @pytest.mark.parametrize(('name', 'setting', 'message'), WRONG)
 def test_the_setting_that_mends_a_model_is_said(name, setting, message):
     config = load_recipe(name)
-    check_channels(config)
+    check_channels(Experiment(config))
     merge_settings(config, parse_settings([setting]))
     with pytest.raises(ValueError, match='the backbone') as caught:
-        check_channels(config)
+        check_channels(Experiment(config))
     said = str(caught.value)
     assert message in said
     advice = said.partition('add --set ')[2].split()
     if advice:
         merge_settings(config, parse_settings(advice))
-        check_channels(config)
+        check_channels(Experiment(config))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_the_setting_that_mends_a_model_is_said(name, setting, message):
 )
 def test_a_model_with_a_backbone_of_another_package_is_left_to_it(backbone):
     model = {'backbone': backbone, 'neck': {'type': 'FPN', 'in_channels': [1, 2]}}
-    check_channels(Config({'default_scope': 'mmdet', 'model': model}))
+    check_channels(Experiment(Config({'default_scope': 'mmdet', 'model': model})))
 
 
 def test_config_and_train_say_it_before_anything_is_built(fruit, tmp_path, capsys):

@@ -15,7 +15,6 @@ from PIL import Image
 from pycocotools.mask import encode
 
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs.checking import check_data
 from tests.workbench.configs.data import (
     CLASSES,
     DETECTOR,
@@ -23,6 +22,7 @@ from tests.workbench.configs.data import (
     SPLITS,
     TRAIN,
     VAL,
+    check_data,
     dataset_of,
     make_masks,
     mask_values,

@@ -19,6 +19,7 @@ from tests.processes import cli
 from tests.workbench.configs.data import DETECTOR, SEGMENTOR
 
 REGISTRIES = [one for one in vars(mmengine.registry).values() if isinstance(one, Registry)]
+OURS = ('SwinDense', 'SwinDenseV2')
 NEEDS_PACKAGES = ('glip', 'grounding')  # text encoders, which are not installed
 
 
@@ -47,8 +48,8 @@ def as_lazy(config):
 
 def found(name, scope):
     """Return the class or function that a scope finds by a name, or None."""
-    if name == 'SwinDense':
-        return swin_dense.SwinDense
+    if name in OURS:
+        return getattr(swin_dense, name)
     for hides_others in (True, False):
         for registry in REGISTRIES:
             child = registry.children.get(scope) if hides_others else registry
@@ -65,7 +66,7 @@ def names_of(value):
         return {key: names_of(item) for key, item in value.items() if key not in ('_scope_', 'custom_imports')}
     if isinstance(value, (list, tuple)):
         return list(map(names_of, value))
-    return 'swin_dense.mm.backbone.SwinDense' if value == 'SwinDense' else value
+    return f'swin_dense.mm.backbone.{value}' if value in OURS else value
 
 
 @pytest.mark.parametrize('name', some([one for one in recipe_names() if not one.startswith(NEEDS_PACKAGES)], 12))

@@ -7,9 +7,8 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from swin_dense.workbench.configs.checking import check_data
+from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
-from swin_dense.workbench.configs.own_data import missing_data
 from tests.workbench.configs.data import (
     CLASSES,
     SEGMENTOR,
@@ -17,6 +16,7 @@ from tests.workbench.configs.data import (
     TRAIN,
     VAL,
     OwnData,
+    check_data,
     dataset_of,
     make_camvid,
     mask_values,
@@ -237,8 +237,8 @@ def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
 
 def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     dataset = {'type': 'ADE20KDataset', 'data_root': 'data/', 'data_prefix': {'img_path': 3}}
-    config = Config({'val_dataloader': {'dataset': dataset}})
-    with pytest.raises(ValueError, match=r"must be text, got 'data/' and 3"):
-        missing_data(config, ['val'])
+    config = Config({'model': {}, 'val_dataloader': {'dataset': dataset}})
+    with pytest.raises(ValueError, match=r'data_prefix.img_path of val_dataloader.dataset must be a str, got 3'):
+        Experiment(config)
     with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
         look_at_masks(Config({'default_scope': 'mmseg'}), Config({'data_root': 'data/'}))

@@ -7,6 +7,7 @@ import torch
 from mmengine.config import Config
 
 from swin_dense.workbench.configs.classes import set_classes
+from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.parts import dicts
 from swin_dense.workbench.predict import Predictor
 from tests.conftest import some
@@ -68,7 +69,7 @@ def test_own_classes_are_refused_for_panoptic_recipes_and_different_weights(frui
 def test_a_weight_for_no_object_is_kept_if_one_class_becomes_two():
     model = {'num_classes': 1, 'loss_cls': {'class_weight': [1.0, 0.1]}}
     config = Config({'default_scope': 'mmdet', 'model': model})
-    set_classes(config, CLASSES)
+    set_classes(Experiment(config), CLASSES)
     assert config.model == {'num_classes': 2, 'loss_cls': {'class_weight': [1.0, 1.0, 0.1]}}
 
 

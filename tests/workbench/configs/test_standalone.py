@@ -91,7 +91,11 @@ def test_a_written_config_can_be_rewritten(fruit, tmp_path):
         ('model = dict()', '', "must have default_scope = 'mmdet' or 'mmseg', got None"),
         ("default_scope = 'mmseg'", '', 'model must be a dict, got None'),
         (f'{EMPTY}\ntrain_dataloader = 3', '', 'train_dataloader must be a dict'),
-        (f'{EMPTY}\nval_dataloader = dict(dataset=dict(data_root=1))', '', 'of a data set must be a str, got 1'),
+        (
+            f'{EMPTY}\nval_dataloader = dict(dataset=dict(data_root=1))',
+            '',
+            'data_root of val_dataloader.dataset must be a str, got 1',
+        ),
         (EMPTY, '--data-root x', 'the data root can be replaced only if'),
         (EMPTY, '--classes a,b', 'no part of the model has num_classes'),
         (EMPTY, '--set model=3 model.a.b=1', 'model.a.b=1 cannot be set in this config'),

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
+from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.export import gate, whole
 from swin_dense.workbench.export.agreement import ROUNDING, share_of_unmatched
 from swin_dense.workbench.runtime.outputs import Instances
@@ -80,9 +81,9 @@ def test_a_config_for_masks_of_other_values_is_exported(planned, demo_data, tmp_
     """`swin-dense config --ignore --mask-values` writes transforms that act on labels alone."""
     config = config_of('upernet', demo_data)
     prepared = gate.preparation_of(config.test_dataloader.dataset.pipeline)
-    set_classes(config, list('abcdef'))
-    map_values(config, [0, 50, 100, 150, 200, 250])
-    ignore_values(config, [7])
+    set_classes(Experiment(config), list('abcdef'))
+    map_values(Experiment(config), [0, 50, 100, 150, 200, 250])
+    ignore_values(Experiment(config), [7])
     config.dump(tmp_path / 'mine.py')
     written = Config.fromfile(tmp_path / 'mine.py')
     kinds = {step.type for step in written.test_dataloader.dataset.pipeline}
