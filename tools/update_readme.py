@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -125,6 +126,62 @@ def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
     cases = [ratios for report in reports for ratios in report['ratios'].values()]
     medians = [statistics.median(ratios['mmdet']) for ratios in cases]
     return f'{min(medians):.2f}', f'{max(medians):.2f}'
+
+
+def originals_table(rows: dict[str, Any]) -> str:
+    """Return the README's table of benchmarks/originals.py: what you do, and what the original and we give."""
+    cells = [
+        (row['user'], f'[{row["package"]}]({_thread(row)}): {_words(row, SHORT)}', row['ours']['gave'])
+        for row in _failures(rows)
+    ]
+    return _table(['you', 'the original', 'here'], cells)
+
+
+def chinese_originals_table(rows: dict[str, Any]) -> str:
+    """Return the table of the Chinese README, with the errors in the originals' own words."""
+    cells = []
+    for name, row in rows.items():
+        user, wrong, ours = CHINESE_ROWS[name]
+        cells.append((user, f'[{row["package"]}]({_thread(row)})：{wrong or _words(row, SHORT)}', ours))
+    return _table(['你的操作', '原实现', '本项目'], cells)
+
+
+def originals_in_full(rows: dict[str, Any]) -> str:
+    """Return the table of benchmarks/originals.py with versions, threads and names of rows."""
+    cells = []
+    for name, row in rows.items():
+        packages = ', '.join(f'{package} {version}' for package, version in row['original']['versions'].items())
+        repository, _, number = row['thread'].partition('#')
+        thread = f'[{repository.partition("/")[2]} {number}]({_thread(row)})'
+        cells.append((f'`{name}`', row['user'], packages, thread, _words(row), row['ours']['gave']))
+    return _table(['row', 'you', 'packages', 'thread', 'the original', 'here'], cells)
+
+
+def _failures(rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows.
+
+    Raises:
+        ValueError: an original has not failed, or we have.
+    """
+    for name, row in rows.items():
+        if not row['original']['failed'] or row['ours']['failed']:
+            raise ValueError(f'{name} shows no failure of the original alone: take it out of benchmarks/originals.py')
+    return list(rows.values())
+
+
+def _thread(row: dict[str, Any]) -> str:
+    repository, _, number = row['thread'].partition('#')
+    return f'https://github.com/{repository}/issues/{number}'
+
+
+def _words(row: dict[str, Any], longest: int = 1000) -> str:
+    """Return what an original gave: its error as code, in at most so many characters, or a wrong result."""
+    gave = row['original']['gave']
+    if not re.match(r'\w+: ', gave):
+        return gave
+    if len(gave) > longest:
+        gave = gave[:longest].rpartition(' ')[0] + ' ...'
+    return f'`{gave}`'
 
 
 def gpu_attention_table(report: dict[str, Any]) -> str:
@@ -313,9 +370,26 @@ GPU_WAYS_OF_TRAINING = {
     '`make_graphed_callables`, autocast': ('make_graphed_callables', False),
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+SHORT = 75  # characters of an error in the README
+# Rows of benchmarks/originals.py in Chinese: what you do, what goes wrong without an error, and what we give.
+CHINESE_ROWS = {
+    'frozen_stages': ('冻结部分阶段，并在多块 GPU 上训练（DDP）', '', '正常训练'),
+    'bfloat16': ('以 bfloat16 或 float16 计算', '', '4 张 bfloat16 特征图'),
+    'authors_weights': ('从作者发布的 ImageNet 权重开始训练，不经转换', '一个权重也没有加载，且没有警告', '全部加载'),
+    'other_window': ('将窗口 7 的权重加载到窗口 12', '', '调整位置表的大小'),
+    'absolute_positions': ('在另一图像尺寸上使用绝对位置编码', '', '调整其大小'),
+    'onnx_batch': ('导出为 ONNX，并对两张图像运行', '数值错误', '与 PyTorch 数值相同'),
+    'onnx_size': ('导出为 ONNX，并以另一尺寸运行', '', '与 PyTorch 数值相同'),
+    'resume': ('在 torch 2.6 及以后版本上恢复训练', '', '继续训练'),
+    'opposite_edges': ('在 480 x 640 上提取特征', '右边缘改变左边缘的特征', '左边缘不变'),
+    'any_size': ('输入事先未设定尺寸的图像', '', '4 张特征图'),
+    'absolute_positions_of_v2': ('在 Swin V2 中使用绝对位置编码', '', '正常相加'),
+    'float16_of_v2': ('在 224 x 224 上以 float16 计算 Swin V2', '输出含 NaN', '数值有限'),
+}
 PAGES = (
     'README.md',
     'README_zh-CN.md',
+    'benchmarks/README.md',
     'docs/README.md',
     'docs/decisions/README.md',
     'docs/llms.txt',
@@ -342,6 +416,9 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'gpu models': (GPU_REPORTS, gpu_models_table),
     'gpu inference': (GPU_REPORTS, gpu_inference_table),
     'gpu training': (GPU_REPORTS, gpu_training_table),
+    'originals': (['originals.json'], originals_table),
+    'originals in Chinese': (['originals.json'], chinese_originals_table),
+    'originals in full': (['originals.json'], originals_in_full),
     'gpu attention': (['h200_attention.json'], gpu_attention_table),
     'memory': (_by_processor('train_512'), memory_table),
     'whole models': (['exports_whole.json'], whole_models_table),
