@@ -1,16 +1,19 @@
 """Check this environment: versions, and what is broken in the installed packages; suggest fixes.
 
-The exit status is 1 if something is broken. A package that is not installed does not count as broken. Without torch,
-only exported models run (`swin-dense predict model.onnx`); that is right if ONNX Runtime or OpenVINO is installed.
+The exit status is 1 if something is broken. A package that is not installed does not count as broken, nor one that is
+slow: the first import after an installation can take minutes. Without torch, only exported models run (`swin-dense
+predict model.onnx`); that is right if ONNX Runtime or OpenVINO is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
@@ -25,7 +28,8 @@ from swin_dense.utils.packages import (
 )
 
 GROUP = 'installation'
-TIMEOUT = 120  # seconds per process; imports from a slow disk take long
+TIMEOUT = 300  # seconds per process; imports from a slow disk take long
+SLOW = 20  # seconds from which the time of a process is printed
 # Package: oldest tested version, first version that is too new; None for no limit.
 VERSIONS = {
     'torch': ('2.1', '2.16'),
@@ -84,14 +88,26 @@ def run(args: argparse.Namespace) -> int:
     for package in VERSIONS:
         print(f'  {package:24} {version_line(package)}')
     cures = {}
-    with ThreadPoolExecutor() as pool:
+    unknown = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # more at once would be slower
         for name, (is_right, text) in zip(PROBES, pool.map(tried, PROBES.values()), strict=True):
             print(f'  {name:24} {text}', flush=True)
-            if not is_right:
+            if is_right is None:
+                unknown.append(name)
+            elif not is_right:
                 cures[name] = cure_for(text)
-    print(f'\n{len(cures)} broken. Suggested fixes:' if cures else '\nNothing is broken.')
-    for name, cure in cures.items():
-        print(f'  {name}: {cure or "none is known"}')
+    if cures:
+        print(f'\n{len(cures)} broken. Suggested fixes:')
+        for name, cure in cures.items():
+            print(f'  {name}: {cure or "none is known"}')
+    else:
+        print('\nNothing was found broken.' if unknown else '\nNothing is broken.')
+    if unknown:
+        print(
+            f'Not known, because it did not end within {TIMEOUT} seconds: {", ".join(unknown)}. On a slow machine, the '
+            'first import of a package takes minutes, and the next ones less: run `swin-dense doctor` again. What does '
+            'not end then either hangs.'
+        )
     return int(bool(cures))
 
 
@@ -107,20 +123,26 @@ def version_line(package: str) -> str:
     return f'{name} {version}' + ('' if is_tested or name in FORKS.values() else f' (tested: {VERSIONS[package]})')
 
 
-def tried(probe: tuple[str, str]) -> tuple[bool, str]:
-    """Run a probe in a separate process, because a broken package can crash or hang; return what it printed."""
+def tried(probe: tuple[str, str]) -> tuple[bool | None, str]:
+    """Run a probe in a separate process, because a broken package can crash or hang.
+
+    Return whether it succeeded, None if it did not end in time, and what it printed.
+    """
     package, code = probe
     if find_spec(package) is None:
         return package not in required(), f'{package} is not installed'
     command = [sys.executable, '-W', 'ignore', '-c', f'import sys; sys.path[:] = {sys.path!r}; {code}']
+    start = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, errors='replace')
     except subprocess.TimeoutExpired:
-        return False, f'did not answer within {TIMEOUT} seconds'
+        return None, f'did not end within {TIMEOUT} seconds'
+    seconds = time.monotonic() - start
+    after = f' (after {seconds:.0f} seconds)' if seconds >= SLOW else ''
     if done.returncode == 0:
-        return True, done.stdout.strip().rpartition('\n')[2] or 'ok'
+        return True, (done.stdout.strip().rpartition('\n')[2] or 'ok') + after
     ended = f'{signal.Signals(-done.returncode).name}. ' if done.returncode < 0 else ''
-    return False, ended + done.stderr.strip().rpartition('\n')[2][:300]
+    return False, ended + done.stderr.strip().rpartition('\n')[2][:300] + after
 
 
 def required() -> tuple[str, ...]:

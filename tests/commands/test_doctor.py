@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 
@@ -78,17 +79,35 @@ def test_cures_name_forks_where_forks_are_installed(installed):
     [
         ('import os; os.kill(os.getpid(), 11)', 'SIGSEGV'),
         ('raise OSError("no libc10.so")', 'OSError: no libc10.so'),
-        ('import time; time.sleep(60)', 'did not answer'),
     ],
 )
 def test_a_broken_package_is_named(tmp_path, monkeypatch, source, text):
     (tmp_path / 'broken').mkdir()
     (tmp_path / 'broken' / '__init__.py').write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(doctor, 'TIMEOUT', 5)
     is_right, found = tried(('broken', 'import broken'))
-    assert not is_right
+    assert is_right is False
     assert found.startswith(text)
+
+
+def test_a_slow_package_is_not_broken(monkeypatch, capsys):
+    probes = {'quick': ('sys', ''), 'slow': ('sys', 'import time; time.sleep(600)')}
+    monkeypatch.setattr(doctor, 'TIMEOUT', 5)
+    monkeypatch.setattr(doctor, 'PROBES', probes)
+    assert main(['doctor']) == 0
+    printed = capsys.readouterr().out
+    assert 'slow                     did not end within 5 seconds\n' in printed
+    assert '\nNothing was found broken.\nNot known, because it did not end within 5 seconds: slow. On a slow' in printed
+    monkeypatch.setitem(probes, 'wrong', ('sys', 'import pkg_resourcez'))
+    assert main(['doctor']) == 1
+    assert '\n1 broken. Suggested fixes:\n  wrong: pip install pkg_resourcez\nNot known, ' in capsys.readouterr().out
+
+
+def test_the_time_of_a_slow_package_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, 'PROBES', {'one': ('sys', 'print(7)')})
+    monkeypatch.setattr(doctor, 'SLOW', 0)
+    assert main(['doctor']) == 0
+    assert re.search(r'  one +7 \(after \d+ seconds\)\n\nNothing is broken.', capsys.readouterr().out)
 
 
 def test_an_empty_environment(tmp_path):
