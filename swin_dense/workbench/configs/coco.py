@@ -343,7 +343,7 @@ def _count_images(
     side, indices = filters.get('min_size', 0), dataset.get('indices')
     empty = {key for key in images if key not in with_boxes} if filters.get('filter_empty_gt') else set()
     small = {key for key, image in images.items() if min(image['width'], image['height']) < side} - empty
-    rest = range(len(images) - len(empty) - len(small))
+    left = len(images) - len(empty) - len(small)
     reasons = []
     if empty:
         reasons.append(
@@ -352,14 +352,14 @@ def _count_images(
     if small:
         reasons.append(f'{len(small)} with a side below {side} pixels (filter_cfg.min_size=1 keeps them)')
     if indices is not None:
-        taken = rest[:indices] if isinstance(indices, int) and indices >= 0 else rest[indices:]
-        reasons.append(f'{len(rest) - len(taken)} by indices={indices}')
-        rest = taken
+        number = abs(indices) if isinstance(indices, int) else len(indices)
+        reasons.append(f'{max(0, left - number)} by indices={indices}')
+        left = min(left, number)
     if not reasons:
         return []
-    if not rest:
+    if not left:
         raise ValueError(f'{name}: mmdet would leave out all {len(images)} images: {", ".join(reasons)}')
-    used = f'{path}: mmdet uses {len(rest)} of {len(images)} images and leaves out {", ".join(reasons)}'
+    used = f'{path}: mmdet uses {left} of {len(images)} images and leaves out {", ".join(reasons)}'
     if is_evaluated:
         return [f"{used}; COCO's evaluation counts the objects of all images (test_mode=True keeps them)"]
     return [f'{used}, as in --set train_dataloader.dataset.filter_cfg.min_size=1']

@@ -147,7 +147,7 @@ def _lost(kind: Header, which: str, path: str, image: np.ndarray) -> list[str]:
     """Return notes on the bits and bands that ``LoadImageFromFile`` loses of images of a kind, of which it read one."""
     channels = 1 if image.ndim == 2 else image.shape[2]
     has_lost_bits = kind.bits > 8 * image.dtype.itemsize
-    has_lost_bands = kind.extra > 0 and (kind.bands > channels or kind.bands == 2)
+    has_lost_bands = kind.extra > 0 and (kind.bands > channels or kind.bands == 2 != channels)
     if not (has_lost_bits or has_lost_bands):
         return []
     try:
