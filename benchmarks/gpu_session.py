@@ -285,13 +285,13 @@ def step_compiled(report: Report) -> None:
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """Return a map, the weight and the bias of its projection, and a position bias, the same numbers in every dtype."""
+    """Return a map, weight and bias of its projection, and a position table, the same numbers in every dtype."""
     generator = torch.Generator().manual_seed(0)
     shapes = (
         (1, case.height, case.width, case.channels),
         (3 * case.channels, case.channels),
         (3 * case.channels,),
-        (case.heads, case.window**2, case.window**2),
+        ((2 * case.window - 1) ** 2, case.heads),
     )
     drawn = [torch.randn(shape, generator=generator) for shape in shapes]
     drawn[1] /= case.channels**0.5

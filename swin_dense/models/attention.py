@@ -56,22 +56,25 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
-        bias = self.relative_bias(window)
-        x = window_attention(x, self.project, bias, spec, self.attn_drop, self.backend)
+        table = self.position_table(window)
+        x = window_attention(x, self.project, table, spec, self.attn_drop, self.backend)
         return self.proj_drop(self.proj(x))
 
     def project(self, x: Tensor) -> Tensor:
         """Return queries, keys and values, (..., 3C), of tokens, (..., C)."""
         return self.qkv(x)
 
+    def position_table(self, window: Pair) -> Tensor | None:
+        """Return the position bias of every offset in a window of this size, (P, A), or None."""
+        table: Tensor | None = self.relative_position_bias_table
+        if table is None or window == self.window_size:
+            return table
+        return central_offsets(table, self.window_size, window)
+
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
-        table: Tensor | None = self.relative_position_bias_table
-        if table is None:
-            return None
-        if window != self.window_size:
-            table = central_offsets(table, self.window_size, window)
-        return relative_position_bias(table, window)
+        table = self.position_table(window)
+        return None if table is None else relative_position_bias(table, window)
 
     def reset_position(self) -> None:
         """Initialise the parameters that do not belong to linear layers."""

@@ -21,6 +21,8 @@ class SwinBlock(nn.Module):
         with_cp: True recomputes the block in the backward pass to save memory, 'mlp' the MLP alone.
     """
 
+    _norms_feed_linear = True  # qkv, and the first layer of the MLP
+
     def __init__(
         self,
         attn: ShiftedWindowAttention,
@@ -31,9 +33,9 @@ class SwinBlock(nn.Module):
         with_cp: bool | str,
     ) -> None:
         super().__init__()
-        self.norm1 = build_norm(norm_cfg, channels)
+        self.norm1 = build_norm(norm_cfg, channels, feeds_linear=self._norms_feed_linear)
         self.attn = attn
-        self.norm2 = build_norm(norm_cfg, channels)
+        self.norm2 = build_norm(norm_cfg, channels, feeds_linear=self._norms_feed_linear)
         self.ffn = ffn
         self.drop_path = DropPath(drop_path_rate)
         self.with_cp = with_cp

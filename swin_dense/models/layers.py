@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.ops import layout, linear
+from swin_dense.ops import layout, linear, norm
 from swin_dense.utils import checks
 
 ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
@@ -47,15 +47,34 @@ class Linear(nn.Linear):
     qconfig = property(fset=_warn_of_qconfig)
 
 
-def build_norm(norm_cfg: NormConfig, channels: int) -> nn.Module:
+class LayerNorm(nn.LayerNorm):
+    """A LayerNorm; on a GPU, by the kernel that is faster there.
+
+    Attributes:
+        feeds_linear: whether a linear layer alone reads the result. Under autocast the kernel then returns it in the
+            dtype to which that layer would convert it.
+    """
+
+    feeds_linear = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            out = norm.layer_norm_by_kernel(x, self.weight, self.bias, self.eps, self.feeds_linear)
+            if out is not None:
+                return out
+        return super().forward(x)
+
+
+def build_norm(norm_cfg: NormConfig, channels: int, feeds_linear: bool = False) -> nn.Module:
     """Build a norm over the last axis from a config such as ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     if callable(norm_cfg):
         return norm_cfg(channels)
     options = _config('norm_cfg', norm_cfg, NORMS)
     requires_grad = options.pop('requires_grad', True)
     del options['type']
-    norm = _build('norm_cfg', nn.LayerNorm, options, channels)
-    return norm.requires_grad_(requires_grad)
+    layer: Any = _build('norm_cfg', LayerNorm, options, channels)
+    layer.feeds_linear = feeds_linear
+    return layer.requires_grad_(requires_grad)
 
 
 def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
@@ -97,7 +116,7 @@ class PatchMerging(nn.Module):
     def __init__(self, channels: int, stride: int, norm_cfg: NormConfig | None) -> None:
         super().__init__()
         self.stride = stride
-        self.norm = build_norm(norm_cfg, 4 * channels) if norm_cfg else nn.Identity()
+        self.norm = build_norm(norm_cfg, 4 * channels, feeds_linear=True) if norm_cfg else nn.Identity()
         self.reduction = Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

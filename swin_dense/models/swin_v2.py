@@ -21,7 +21,7 @@ from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.options import OptionsOfBoth
 from swin_dense.models.swin import SwinBackbone, SwinStage
 from swin_dense.ops import layout
-from swin_dense.ops.windows import Pair, log_spaced_offsets, relative_position_bias
+from swin_dense.ops.windows import Pair, log_spaced_offsets
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class CosineWindowAttention(WindowAttention):
     def project(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.q_bias is not None and self.v_bias is not None:
-            q = q + self.q_bias
-            v = v + self.v_bias
+            q = q + self.q_bias.to(q.dtype)  # autocast has chosen the dtype of the product
+            v = v + self.v_bias.to(v.dtype)
         # Queries are multiplied by the factor of their head here, so the attention op uses a scale of 1.
         factors = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
         q = self._directions(q) * factors.view(-1, 1)
@@ -117,16 +117,17 @@ class CosineWindowAttention(WindowAttention):
         factors = squares.masked_fill(is_zero, 1.0).rsqrt().masked_fill(is_zero, 0.0)
         return heads * factors
 
-    def relative_bias(self, window: Pair) -> Tensor | None:
+    def position_table(self, window: Pair) -> Tensor | None:
         trained = self.pretrained_window_size or window
         offsets = log_spaced_offsets(window, trained, self.logit_scale.device)
         scores = self.cpb_mlp(offsets.to(self.logit_scale.dtype))
-        table = LARGEST_BIAS * scores.sigmoid()
-        return relative_position_bias(table, window)
+        return LARGEST_BIAS * scores.sigmoid()
 
 
 class SwinBlockV2(SwinBlock):
     """Window attention and an MLP, each on a residual branch that ends with a LayerNorm: (B, H, W, C) to the same."""
+
+    _norms_feed_linear = False  # their results are added to the map
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.norm1(self.attn(x)))

@@ -15,7 +15,7 @@ BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 def window_attention(
     x: Tensor,
     project: reference.Projection,
-    relative_bias: Tensor | None,
+    table: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
     backend: str = 'auto',
@@ -30,16 +30,16 @@ def window_attention(
         x: (B, H, W, C), any H and W.
         project: maps tokens, (..., C), to queries, keys and values, (..., 3C). It is called on the tokens in their
             windows, because they are reordered before: three times less memory is moved then.
-        relative_bias: (A, T, T) added to the scores of every window, T tokens per window, or None.
+        table: (P, A) position bias added to the scores, by the offset of the query from the key in the order of the
+            official table, P = (2 * window height - 1) * (2 * window width - 1); or None.
         spec: heads, window, shift and scale.
         attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks is not called, because
             torch's attention drops weights itself and never stores them.
         backend: one of ``BACKENDS``. 'auto' is 'triton' on a CUDA device where a trial shows that the kernel works
             (:mod:`swin_dense.ops.triton.choice`), and 'sdpa' elsewhere. 'sdpa' is torch's attention; on a CPU, products
-            and a softmax if ``relative_bias`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
+            and a softmax if ``table`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
             'reference' consists of plain operations; all others are replaced by it while a graph is exported and where
-            ``attn_drop`` must see the weights, and all but 'triton' within torch.func and where torch.compile compiles
-            for a GPU.
+            ``attn_drop`` must see the weights, and all but 'triton' within torch.func.
 
     Returns:
         (B, H, W, C).
@@ -59,30 +59,29 @@ def window_attention(
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
     if backend == 'reference' or needs_reference or sees_weights:
-        return reference.window_attention(x, project, relative_bias, spec, attn_drop)
-    if x.is_cuda or backend == 'triton':
-        return _attention_on_gpu(x, project, relative_bias, spec, attn_drop, backend)
-    return gathered.window_attention(x, project, relative_bias, spec, attn_drop)
+        return reference.window_attention(x, project, table, spec, attn_drop)
+    if backend == 'triton' or (x.is_cuda and backend == 'auto'):
+        out = _attention_by_kernel(x, project, table, spec, attn_drop, backend)
+        if out is not None:
+            return out
+    return gathered.window_attention(x, project, table, spec, attn_drop)
 
 
-def _attention_on_gpu(
+def _attention_by_kernel(
     x: Tensor,
     project: reference.Projection,
-    relative_bias: Tensor | None,
+    table: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
     backend: str,
-) -> Tensor:
-    if backend == 'sdpa':
-        return gathered.window_attention(x, project, relative_bias, spec, attn_drop)
+) -> Tensor | None:
+    """Return the result of the kernel, or None where 'auto' is torch's attention."""
     # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
-    from swin_dense.ops.triton import attention as triton
+    from swin_dense.ops.triton import attention, choice
 
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if backend == 'triton':
-        return triton.window_attention(x, project, relative_bias, spec, dropout)
-    from swin_dense.ops.triton import choice
-
-    if choice.is_kernel(x, spec, dropout):
-        return triton.attend(x, project, relative_bias, spec)
-    return gathered.window_attention(x, project, relative_bias, spec, attn_drop)
+        return attention.window_attention(x, project, table, spec, dropout)
+    if choice.is_kernel(x, table, spec, dropout):
+        return attention.attend(x, project, table, spec)
+    return None

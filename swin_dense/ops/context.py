@@ -35,8 +35,7 @@ def is_recording() -> bool:
 def needs_reference(x: Tensor) -> bool:
     """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
     if is_recording():
-        # torch.compile cannot trace the rest. For a GPU, it fuses these operations.
-        return is_exporting() or is_transformed() or not x.is_cpu
+        return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU.
     has_mode = x.is_cpu and _get_current_dispatch_mode() is not None
     return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)

@@ -25,6 +25,7 @@ from swin_dense.ops.windows import (
     Grid,
     WindowSpec,
     region_ids,
+    relative_position_bias,
     slots_of_tokens,
     split_edge,
     tokens_of_slots,
@@ -130,11 +131,12 @@ def gpu_plan(grid: Grid, device: torch.device) -> Plan:
 def window_attention(
     x_BHWC: Tensor,
     project: reference.Projection,
-    bias_ATT: Tensor | None,
+    table_PA: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
+    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
     find_plan: Callable[..., Plan] = gpu_plan if x_BHWC.is_cuda else cached_plan
     if context.is_recording():

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import layout
-from swin_dense.ops.windows import REGION_PENALTY, Grid, WindowSpec, region_ids, slots_of_tokens, tokens_of_slots
+from swin_dense.ops.windows import (
+    REGION_PENALTY,
+    Grid,
+    WindowSpec,
+    region_ids,
+    relative_position_bias,
+    slots_of_tokens,
+    tokens_of_slots,
+)
 
 # Maps tokens, (..., C), to their queries, keys and values, (..., 3C).
 Projection = Callable[[Tensor], Tensor]
@@ -21,11 +29,12 @@ Projection = Callable[[Tensor], Tensor]
 def window_attention(
     x_BHWC: Tensor,
     project: Projection,
-    bias_ATT: Tensor | None,
+    table_PA: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
+    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     _, height, width, _ = x_BHWC.shape
     grid = Grid((height, width), spec.window, spec.shift)
     qkv_BNTC = project(partition(x_BHWC, grid))

@@ -40,15 +40,15 @@ def compile_for(capability, code):
             get_current_device = lambda self: 0
             get_current_stream = lambda self, device: 0
 
-        def compile_only(kernel, grid):
-            def launch(*tensors, **arguments):
-                compiled = kernel.warmup(*tensors, grid=grid, **arguments)
-                assert compiled.asm['cubin']
-                print(compiled.metadata.name, compiled.metadata.shared)
-            return launch
+        from swin_dense.ops.triton.launch import Launch
+
+        def compile_only(launch, *tensors):
+            compiled = launch._kernel.warmup(*tensors, grid=launch._grid, **launch._arguments, **launch._options)
+            assert compiled.asm['cubin']
+            print(compiled.metadata.name, compiled.metadata.shared)
 
         triton.runtime.driver.set_active(Driver())
-        triton.JITFunction.__getitem__ = compile_only
+        Launch.__call__ = compile_only
     """
     program = f'CAPABILITY = {capability}\n{textwrap.dedent(compile_only)}{textwrap.dedent(code)}'
     stdout = run_python(program, TRITON_INTERPRET='0')

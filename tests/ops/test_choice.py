@@ -13,19 +13,22 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from swin_dense import ops
+from swin_dense import SwinBackbone, SwinV2Backbone, ops
+from swin_dense.models import attention as module_of_attention
 from swin_dense.ops import context, gathered, reference
-from swin_dense.ops.triton import attention, choice, gpu
+from swin_dense.ops.triton import attention, choice, gpu, trials
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat
 from tests.ops.devices import needs_interpreter, run_python
 
 CPU = torch.device('cpu')
-TRIAL = choice.Trial(
+TRIAL = trials.AttentionTrial(
     CPU,
     torch.bfloat16,
+    torch.float32,
     16,
     (7, 7),
+    True,
     True,
 )
 SPEC = WindowSpec(
@@ -35,6 +38,7 @@ SPEC = WindowSpec(
     scale=0.25,
 )
 MAP = torch.zeros(1, 9, 8, 32)
+TABLE = nn.Parameter(torch.zeros(169, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -55,42 +59,48 @@ def stand_in(monkeypatch, _supported):
     monkeypatch.setattr(attention, 'backward', kernel_backward)
 
 
-def kernel_forward(qkv, bias, heads, window, shift, scale, size):
+def kernel_forward(qkv, table, heads, window, shift, scale, size):
     spec = WindowSpec(heads, window, shift, scale)
     out = reference.window_attention(
         qkv.float(),
         lambda x: x,
-        bias,
+        table.float(),
         spec,
         nn.Identity(),
     )
     return out[:, : size[0], : size[1]].to(qkv.dtype), None
 
 
-def kernel_backward(grad, qkv, bias, out, lse, *settings):
-    leaves = [qkv.float().requires_grad_(), bias.clone().requires_grad_()]
-    out, _ = kernel_forward(*leaves, *settings)
-    grad_qkv, grad_bias = torch.autograd.grad(out, leaves, grad.float())
-    return grad_qkv.to(qkv.dtype), grad_bias
+def kernel_backward(grad, qkv, table, out, lse, *settings):
+    leaves = [qkv.float().requires_grad_(), table.float().requires_grad_()]
+    out, _ = kernel_forward(*leaves, *settings[:-1])
+    grad_qkv, grad_table = torch.autograd.grad(out, leaves, grad.float())
+    return grad_qkv.to(qkv.dtype), grad_table.to(table.dtype)
 
 
-def without_regions(qkv, bias, heads, window, shift, *others):
-    return kernel_forward(qkv, bias, heads, window, (0, 0), *others)
+def without_regions(qkv, table, heads, window, shift, *others):
+    return kernel_forward(qkv, table, heads, window, (0, 0), *others)
 
 
-def without_bias(qkv, bias, *settings):
-    return kernel_forward(qkv, 0 * bias, *settings)
+def without_bias(qkv, table, *settings):
+    return kernel_forward(qkv, 0 * table, *settings)
 
 
-def with_a_nan(qkv, bias, *settings):
-    out, lse = kernel_forward(qkv, bias, *settings)
+def with_a_nan(qkv, table, *settings):
+    out, lse = kernel_forward(qkv, table, *settings)
     out[0, 0, 0, 0] = torch.nan
     return out, lse
 
 
-def with_a_wrong_gradient_of_the_bias(*inputs):
-    grad_qkv, grad_bias = kernel_backward(*inputs)
-    return grad_qkv, grad_bias.mT
+def with_a_wrong_gradient_of_the_table(*inputs):
+    grad_qkv, grad_table = kernel_backward(*inputs)
+    return grad_qkv, grad_table.flip(0)
+
+
+def without_the_last_window(*inputs):
+    grad_qkv, grad_table = kernel_backward(*inputs)
+    grad_qkv[:, 7:, 7:] = 0.0
+    return grad_qkv, grad_table
 
 
 def fails(error):
@@ -110,7 +120,8 @@ FAULTS = [
     ('forward', without_regions, 'differ from those of plain operations'),
     ('forward', without_bias, 'differ from those of plain operations'),
     ('forward', with_a_nan, 'differ from those of plain operations by nan'),
-    ('backward', with_a_wrong_gradient_of_the_bias, 'differ from those of plain operations'),
+    ('backward', with_a_wrong_gradient_of_the_table, 'differ from those of plain operations'),
+    ('backward', without_the_last_window, 'differ from those of plain operations'),
 ]
 
 
@@ -119,8 +130,8 @@ FAULTS = [
 def test_a_kernel_with_a_fault_is_not_used_and_one_warning_says_why(monkeypatch, function, fault, message):
     monkeypatch.setattr(attention, function, fault)
     with pytest.warns(UserWarning, match=message) as caught:
-        assert not choice.is_kernel(MAP, SPEC, 0.0)
-    assert not choice.is_kernel(MAP, SPEC, 0.0)
+        assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
+    assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
     (warning,) = caught
     assert "attn_backend='auto' is torch's attention on cpu" in str(warning.message)
     assert "attn_backend='sdpa' silences this" in str(warning.message)
@@ -132,18 +143,45 @@ def test_a_right_kernel_is_used_without_a_word(dtype):
     state = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+        assert choice.is_kernel(MAP.to(dtype), TABLE, SPEC, 0.0)
         with torch.no_grad():
-            assert choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+            assert choice.is_kernel(MAP.to(dtype), TABLE, SPEC, 0.0)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_a_fault_for_one_dtype_of_the_table_is_no_fault_for_another(monkeypatch):
+    """A model in low precision has a table in low precision, and one under autocast in float32."""
+
+    def forward(qkv, table, *settings):
+        if table.dtype != torch.float32:
+            raise TypeError('no such instruction')
+        return kernel_forward(qkv, table, *settings)
+
+    monkeypatch.setattr(attention, 'forward', forward)
+    assert choice.is_kernel(MAP.bfloat16(), TABLE, SPEC, 0.0)
+    with pytest.warns(UserWarning, match='no such instruction'):
+        assert not choice.is_kernel(MAP.bfloat16(), TABLE.bfloat16(), SPEC, 0.0)
+    assert choice.is_kernel(MAP.bfloat16(), TABLE, SPEC, 0.0)
+
+
+def sides():
+    """Return the windows of published models and those between; larger ones take the interpreter a minute."""
+    marks = {7: (), 8: (), 9: pytest.mark.slow}
+    return [pytest.param((side, side), marks=marks.get(side, pytest.mark.long)) for side in range(7, 17)]
 
 
 @needs_interpreter
 @pytest.mark.usefixtures('_supported')
-@pytest.mark.parametrize('window', [(7, 7), (9, 9)], ids=str)
-def test_the_kernel_passes_its_trial(window):
-    for dtype in gpu.DTYPES:
-        assert choice._reason_against(TRIAL._replace(dtype=dtype, window=window)) is None
+@pytest.mark.parametrize('window', sides(), ids=str)
+@pytest.mark.parametrize('dtype', gpu.DTYPES, ids=str)
+def test_the_kernel_passes_its_trial(window, dtype):
+    """Also with a table in the dtype of the map, and a frozen one."""
+    trial = TRIAL._replace(dtype=dtype, window=window)
+    assert choice._reason_against(trial) is None
+    if window == (7, 7):
+        assert choice._reason_against(trial._replace(table_dtype=dtype)) is None
+        assert choice._reason_against(trial._replace(trains_table=False)) is None
 
 
 @pytest.mark.usefixtures('_supported')
@@ -152,25 +190,67 @@ def test_the_same_fault_of_many_kernels_is_one_warning(monkeypatch):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for dtype in gpu.DTYPES:
-            assert not choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+            assert not choice.is_kernel(MAP.to(dtype), TABLE, SPEC, 0.0)
     assert len(caught) == 1
 
 
-@pytest.mark.usefixtures('_supported')
-def test_each_kernel_is_tried_once(monkeypatch):
-    trials = []
-    monkeypatch.setattr(choice, 'largest_error', lambda trial: trials.append(trial) or 0.0)
+@pytest.fixture
+def tried(monkeypatch, _supported):
+    """Return a list of the trials that are made; all pass."""
+    made = []
+    monkeypatch.setattr(choice, '_outcome', lambda trial: made.append(trial) or (None, ''))
+    return made
+
+
+def test_each_kernel_is_tried_once(tried):
     for _ in range(3):
-        assert choice.is_kernel(MAP, SPEC, 0.0)
+        assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
         with torch.no_grad():
-            assert choice.is_kernel(MAP, SPEC, 0.0)
-        assert choice.is_kernel(MAP, SPEC._replace(window=(8, 8)), 0.0)
-    tried = [(trial.dtype, trial.window, trial.has_gradients) for trial in trials]
-    assert tried == [
+            assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
+        assert choice.is_kernel(MAP, TABLE, SPEC._replace(window=(8, 8)), 0.0)
+    assert [(trial.dtype, trial.window, trial.has_gradients) for trial in tried] == [
         (torch.float32, (7, 7), True),
         (torch.float32, (7, 7), False),
         (torch.float32, (8, 8), True),
     ]
+
+
+LOW = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options', 'dtype', 'autocast', 'expected'),
+    [
+        (SwinBackbone, {}, torch.float32, None, (torch.float32, torch.float32, True)),
+        (SwinBackbone, {}, torch.float32, LOW, (LOW, torch.float32, True)),
+        (SwinBackbone, {}, torch.float16, None, (torch.float16, torch.float16, True)),
+        (SwinBackbone, {}, LOW, None, (LOW, LOW, True)),
+        (SwinBackbone, {'frozen_stages': 1}, torch.float32, LOW, (LOW, torch.float32, False)),
+        (SwinBackbone, {'use_rel_pos_bias': False}, torch.float32, LOW, (LOW, LOW, False)),
+        (SwinV2Backbone, {}, torch.float32, None, (torch.float32, torch.float32, True)),
+        (SwinV2Backbone, {}, torch.float32, LOW, (LOW, LOW, True)),
+        (SwinV2Backbone, {}, LOW, None, (LOW, LOW, True)),
+    ],
+)
+def test_what_is_tried_is_what_the_kernel_is_called_with(monkeypatch, tried, kind, options, dtype, autocast, expected):
+    """Autocast of a CPU stands in for that of a GPU: the dtypes of qkv and table are those that the model computes."""
+    model = kind({'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 1)}, **options).to(dtype)
+    w_msa = model.stages[0].blocks[0].attn.w_msa
+    called = []
+
+    def record(x, project, table, spec, attn_drop, backend):
+        assert choice.is_kernel(x, table, spec, 0.0)
+        table_dtype = project(x).dtype if table is None else table.dtype
+        called.append((project(x).dtype, table_dtype, table is not None and table.requires_grad))
+        return x
+
+    monkeypatch.setattr(module_of_attention, 'window_attention', record)
+    monkeypatch.setattr(compat, 'is_autocast_enabled', lambda device: autocast is not None)
+    monkeypatch.setattr(compat, 'get_autocast_dtype', lambda device: autocast)
+    with torch.autocast('cpu', autocast, enabled=autocast is not None):
+        w_msa(torch.zeros(1, 7, 7, 16, dtype=dtype), (7, 7), (0, 0))
+    (trial,) = tried
+    assert (trial.dtype, trial.table_dtype, trial.trains_table) == called[0] == expected
 
 
 def test_autocast_chooses_the_dtype(monkeypatch):
@@ -206,14 +286,31 @@ def test_what_the_kernel_cannot_do_is_neither_tried_nor_reported(monkeypatch, x,
     monkeypatch.setattr(choice, '_outcome', fails(AssertionError('tried')))
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert not choice.is_kernel(x, spec, dropout)
+        assert not choice.is_kernel(x, TABLE, spec, dropout)
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_a_compiled_model_knows_the_outcome_of_a_trial(monkeypatch):
+    """torch.compile cannot trace a trial, so it is run when the graph is recorded."""
+
+    def function(x):
+        return x + 1 if choice.is_kernel(x, TABLE, SPEC, 0.0) else x - 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend='eager', fullgraph=True)
+    assert torch.equal(compiled(MAP), MAP + 1)
+    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(attention, 'forward', fails(ValueError('new GPU')))
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match='new GPU'):
+        assert torch.equal(torch.compile(function, backend='eager', fullgraph=True)(MAP), MAP - 1)
 
 
 @pytest.mark.usefixtures('stand_in')
 def test_a_flop_counter_sees_the_operations_of_torch():
-    assert choice.is_kernel(MAP, SPEC, 0.0)
+    assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
     with FlopCounterMode(display=False):
-        assert not choice.is_kernel(MAP, SPEC, 0.0)
+        assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +343,11 @@ def test_a_gpu_with_a_kernel_but_without_triton_is_worth_a_warning(monkeypatch):
 @pytest.mark.usefixtures('stand_in')
 def test_nothing_is_tried_while_a_cuda_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
-    assert not choice.is_kernel(MAP, SPEC, 0.0)
+    assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
-    assert choice.is_kernel(MAP, SPEC, 0.0)
+    assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
-    assert choice.is_kernel(MAP, SPEC, 0.0)
+    assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
 
 
 @pytest.mark.usefixtures('stand_in')
@@ -267,9 +364,9 @@ def test_nothing_is_tried_while_another_thread_captures_on_torchs_own_stream(mon
     monkeypatch.setattr(torch.cuda, 'stream', stream)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: current[-1] == 'of torch')
     monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', 'of torch')
-    assert not choice.is_kernel(MAP, SPEC, 0.0)
+    assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
     monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', None)
-    assert choice.is_kernel(MAP, SPEC, 0.0)
+    assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
 
 
 @pytest.mark.usefixtures('stand_in')

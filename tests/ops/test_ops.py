@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from swin_dense.ops import context, gathered, window_attention
-from swin_dense.ops.windows import WindowSpec
+from swin_dense.ops.windows import WindowSpec, relative_position_bias
 from tests import textbook
 from tests.conftest import FLOAT16
 from tests.derivatives import weighted_sum
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     window: tuple[int, int]
     shift: tuple[int, int]
     batch: int = 1
-    has_relative_bias: bool = True
+    has_table: bool = True
     has_bias: bool = True
 
 
@@ -46,12 +46,12 @@ PADDED = Case(
 
 
 class Inputs(NamedTuple):
-    """A map of any size, the weight and bias of the layer that projects its tokens, and a relative bias."""
+    """A map of any size, the weight and bias of the layer that projects its tokens, and a table of position bias."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    relative_bias: Tensor | None
+    table: Tensor | None
 
     def project(self, tokens):
         return F.linear(tokens, self.weight, self.bias)
@@ -66,13 +66,14 @@ def cases(draw):
         window=window,
         shift=tuple(draw(st.integers(0, side - 1)) for side in window),
         batch=draw(st.integers(0, 3)),
-        has_relative_bias=draw(st.booleans()),
+        has_table=draw(st.booleans()),
         has_bias=draw(st.booleans()),
     )
 
 
 def make_inputs(case, dtype=torch.float64, head_dim=16):
-    channels, tokens = HEADS * head_dim, case.window[0] * case.window[1]
+    channels = HEADS * head_dim
+    offsets = (2 * case.window[0] - 1) * (2 * case.window[1] - 1)
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape, scale=1.0):
@@ -83,7 +84,7 @@ def make_inputs(case, dtype=torch.float64, head_dim=16):
         draw(case.batch, *case.size, channels),
         draw(3 * channels, channels, scale=channels**-0.5),
         draw(3 * channels) if case.has_bias else None,
-        draw(HEADS, tokens, tokens) if case.has_relative_bias else None,
+        draw(offsets, HEADS) if case.has_table else None,
     )
     return inputs, WindowSpec(HEADS, case.window, case.shift, head_dim**-0.5)
 
@@ -95,12 +96,13 @@ def attend(inputs, spec, backend, attn_drop=None):
     if backend == 'textbook':
         # A padding token is zero, so its keys and values are the bias of the layer.
         pad_kv = None if inputs.bias is None else inputs.bias[channels:]
-        return textbook.window_attention(inputs.project(x), inputs.relative_bias, pad_kv, spec)
+        bias = None if inputs.table is None else relative_position_bias(inputs.table, spec.window)
+        return textbook.window_attention(inputs.project(x), bias, pad_kv, spec)
     below = -height % spec.window[0]
     right = -width % spec.window[1]
     x = F.pad(x, (0, 0, 0, right, 0, below))
     attn_drop = attn_drop or nn.Dropout(0.0)
-    out = window_attention(x, inputs.project, inputs.relative_bias, spec, attn_drop, backend)
+    out = window_attention(x, inputs.project, inputs.table, spec, attn_drop, backend)
     return out[:, :height, :width]
 
 
@@ -183,7 +185,7 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
     record('_attend_by_products')
     monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', is_amd)
     inputs, spec = make_inputs(PADDED, dtype)
-    inputs.relative_bias.requires_grad_(trains_bias)
+    inputs.table.requires_grad_(trains_bias)
     attend(inputs, spec, 'sdpa')
     assert called == [parts]
 

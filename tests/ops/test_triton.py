@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from swin_dense import SwinBackbone, ops
 from swin_dense.ops.triton import attention, gpu
-from swin_dense.ops.windows import WindowSpec
+from swin_dense.ops.windows import WindowSpec, relative_position_bias
 from tests import textbook
 from tests.conftest import TINY, assert_near, assert_within, randomize
 from tests.derivatives import maps_and_gradients, weighted_sum
@@ -33,30 +33,31 @@ class Case(NamedTuple):
 
 
 def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
-    """Return qkv, bias and pad_kv of the given magnitude, and a gradient of the output.
+    """Return qkv, a table of position bias and pad_kv of the given magnitude, and a gradient of the output.
 
     The keys and values of padding tokens are pad_kv, and their queries are zero.
     """
     generator = torch.Generator().manual_seed(0)
-    channels, tokens = case.heads * case.head_dim, case.window[0] * case.window[1]
+    channels = case.heads * case.head_dim
 
     def draw(*shape):
         return torch.randn(shape, generator=generator)
 
     qkv = magnitude * draw(case.batch, *case.size, 3 * channels)
-    bias = magnitude * draw(case.heads, tokens, tokens)
+    table = magnitude * draw(attention.offsets(case.window), case.heads)
     pad_kv = magnitude * draw(2 * channels)
     grad = draw(case.batch, *case.size, channels)
-    return [x.to(device, dtype) for x in (qkv, bias, pad_kv)], grad.to(device, dtype)
+    return [x.to(device, dtype) for x in (qkv, table, pad_kv)], grad.to(device, dtype)
 
 
 def attend(case, tensors, backend, scale=None, dropout=0.0):
     """Run the kernel, or tests/textbook.py as the reference."""
-    qkv, bias, pad_kv = tensors
+    qkv, table, pad_kv = tensors
     if scale is None:
         scale = case.head_dim**-0.5
     spec = WindowSpec(case.heads, case.window, case.shift, scale)
     if backend == 'reference':
+        bias = None if table is None else relative_position_bias(table, case.window)
         return textbook.window_attention(qkv, bias, pad_kv, spec)
     height, width, channels = *qkv.shape[1:3], qkv.shape[3] // 3
     pads = 0, 0, 0, -width % case.window[1], 0, -height % case.window[0]
@@ -68,7 +69,7 @@ def attend(case, tensors, backend, scale=None, dropout=0.0):
     out = ops.window_attention(
         padded[..., :channels],
         lambda _: padded,
-        bias,
+        table,
         spec,
         nn.Dropout(dropout),
         backend,
@@ -152,8 +153,8 @@ def cases(draw):
     scale=st.sampled_from([None, 0.0, -0.7]),
 )
 def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad, scale):
-    (qkv, bias, pad_kv), grad = inputs(case, device=device)
-    tensors = [qkv, bias if has_bias else None, pad_kv if has_pad else None]
+    (qkv, table, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv, table if has_bias else None, pad_kv if has_pad else None]
     assert_like_reference(case, tensors, grad, scale=scale)
 
 
@@ -171,19 +172,19 @@ def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad,
 def test_only_tokens_of_the_map_are_written(size, window, device):
     """The map needs padding, and the output has neither padding nor the strides of a larger map."""
     generator = torch.Generator().manual_seed(0)
-    channels, tokens = 32, window[0] * window[1]
+    channels = 32
     drawn = [
         torch.randn(2, *size, channels, generator=generator, dtype=torch.float64),
         torch.randn(3 * channels, channels, generator=generator, dtype=torch.float64) / channels**0.5,
-        torch.randn(2, tokens, tokens, generator=generator, dtype=torch.float64),
+        torch.randn(attention.offsets(window), 2, generator=generator, dtype=torch.float64),
     ]
     spec = WindowSpec(2, window, (window[0] // 2, window[1] // 2), 0.25)
 
     def run(backend, dtype):
         leaves = [tensor.to(device, dtype).requires_grad_() for tensor in drawn]
-        x, weight, bias = leaves
+        x, weight, table = leaves
         project = functools.partial(F.linear, weight=weight)
-        out = ops.window_attention(x, project, bias, spec, nn.Dropout(0.0), backend)
+        out = ops.window_attention(x, project, table, spec, nn.Dropout(0.0), backend)
         assert out.shape == x.shape
         assert out.is_contiguous()
         return [out, *torch.autograd.grad(weighted_sum([out]), leaves)]
@@ -221,9 +222,10 @@ def test_programs_are_about_eight_per_multiprocessor(monkeypatch):
     """Two maps have 2 x 13 x 84 windows of 3 heads: 312 strips of 7 are the most that 1056 programs allow."""
     monkeypatch.setattr(gpu, 'multiprocessors', lambda device: 132)
     shape, size = (2, 208, 336, 288), (200, 336)
-    launch = attention._Launch(shape, torch.float16, torch.device('cuda'), 3, (16, 4), (8, 2), 1.0, size)
-    assert (launch.strips, launch.tiles, launch._arguments['BLOCK']) == (312, 1, 64)
-    assert launch._grid == (312 * 3,)
+    device = torch.device('cuda')
+    launches = attention._Launches(shape, torch.float16, device, (3, 1), 3, (16, 4), (8, 2), 1.0, size)
+    assert (launches.strips, launches.tiles) == (312, 1)
+    assert launches.forward._grid == (312 * 3, 1, 1)
 
 
 @device
@@ -243,8 +245,8 @@ def test_regions_are_penalised_instead_of_masked(device):
 def test_scores_of_hundreds_do_not_overflow(device):
     """Weights for the queries of padding tokens are computed and discarded, and must not overflow either."""
     case = Case((9, 5))
-    (qkv, bias, pad_kv), grad = inputs(case, device=device)
-    assert_like_reference(case, [qkv, 300 * bias, pad_kv], grad, tolerance=1e-3)
+    (qkv, table, pad_kv), grad = inputs(case, device=device)
+    assert_like_reference(case, [qkv, 300 * table, pad_kv], grad, tolerance=1e-3)
 
 
 @device
@@ -272,8 +274,8 @@ def test_low_precision_errs_at_most_twice_as_much_as_pytorch(case, dtype, device
 def test_parameters_keep_float32_under_autocast(device):
     """If autocast computes qkv in bfloat16, the bias, the padding and their gradients stay in float32."""
     case = Case((9, 9))
-    (qkv, bias, pad_kv), grad = inputs(case, device=device)
-    tensors = [qkv.bfloat16(), bias, pad_kv]
+    (qkv, table, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv.bfloat16(), table, pad_kv]
     found = output_and_gradients(case, tensors, grad, 'triton')
     assert {x.dtype for x in found[:2]} == {torch.bfloat16}  # the output and the gradient of qkv
     assert {x.dtype for x in found[2:]} == {torch.float32}
@@ -282,24 +284,23 @@ def test_parameters_keep_float32_under_autocast(device):
         assert (actual.double() - expected).norm() < 0.01 * expected.norm()
 
 
-def like_a_gather(bias):
-    """Return the bias as (T, T, A) in memory, permuted to (A, T, T)."""
-    return bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+def transposed(x):
+    return x.mT.contiguous().mT
 
 
-def transposed(bias):
-    return bias.mT.contiguous().mT
+def part_of_a_larger(table):
+    return torch.cat([table, table], 1)[:, : table.shape[1]]
 
 
 @device
-@pytest.mark.parametrize('restride', [transposed, like_a_gather])
+@pytest.mark.parametrize('restride', [transposed, part_of_a_larger])
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
 def test_strided_inputs(window, restride, device):
     case = Case((9, 8), window, heads=3)
-    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    (qkv, table, pad_kv), grad = inputs(case, device=device)
     strided = [
         qkv.transpose(1, 2).contiguous().transpose(1, 2),
-        restride(bias),
+        restride(table),
         pad_kv.repeat_interleave(2)[::2],
     ]
     assert not any(x.is_contiguous() for x in strided)
@@ -338,23 +339,24 @@ def test_the_same_input_gives_the_same_bits(device):
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
 def test_operators_pass_opcheck(window, device):
     case = Case((window[0], 2 * window[1]), window)
-    qkv, bias, _ = inputs(case, device=device)[0]
+    qkv, table, _ = inputs(case, device=device)[0]
     size = window[0] - 2, 2 * window[1] - 1
     settings = (case.heads, window, case.shift, 0.25, size)
-    leaves = qkv.requires_grad_(), bias.requires_grad_()
+    leaves = qkv.requires_grad_(), table.requires_grad_()
     torch.library.opcheck(attention._forward_operator, (*leaves, *settings))
     with torch.no_grad():
         out, lse = attention.forward(*leaves, *settings)
         saved = torch.ones_like(out), *leaves, out, lse
-        torch.library.opcheck(attention._backward_operator, (*saved, *settings))
+        for trains_table in (True, False):
+            torch.library.opcheck(attention._backward_operator, (*saved, *settings, trains_table))
 
 
 @device
 def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
     case = Case((7, 14))
 
-    def function(qkv, bias):
-        return 2 * attend(case, (qkv + 1, bias, None), 'triton')
+    def function(qkv, table):
+        return 2 * attend(case, (qkv + 1, table, None), 'triton')
 
     def run(function, leaves, grad):
         out = function(*leaves)
@@ -364,8 +366,8 @@ def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
     counter = CompileCounterWithBackend('aot_eager')
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     for size in ((7, 14), (14, 21), (21, 7), (28, 35)):
-        (qkv, bias, _), grad = inputs(case._replace(size=size), device=device)
-        leaves = [qkv.requires_grad_(), bias.requires_grad_()]
+        (qkv, table, _), grad = inputs(case._replace(size=size), device=device)
+        leaves = [qkv.requires_grad_(), table.requires_grad_()]
         assert_same_bits(run(compiled, leaves, grad), run(function, leaves, grad))
     assert counter.frame_count <= 2  # the first size, then dynamic sizes
 
@@ -408,11 +410,11 @@ def test_unsupported_inputs_are_named(case, dtype, dropout, message):
 
 
 @needs_interpreter
-def test_a_bias_of_a_wrong_shape_is_refused():
+def test_a_table_of_a_wrong_shape_is_refused():
     case = Case((8, 8))
-    (qkv, bias, pad_kv), _ = inputs(case)
-    with pytest.raises(ValueError, match=r'\(1, 49, 49\), got \(1, 49, 48\)'):
-        attend(case, (qkv, bias[..., :-1], pad_kv), 'triton')
+    (qkv, table, pad_kv), _ = inputs(case)
+    with pytest.raises(ValueError, match=r'\(169, 1\) on cpu, got \(168, 1\) on cpu'):
+        attend(case, (qkv, table[:-1], pad_kv), 'triton')
 
 
 def test_the_package_works_without_triton():
@@ -422,7 +424,7 @@ def test_the_package_works_without_triton():
         import torch
         from torch import nn
         from swin_dense import ops
-        from swin_dense.ops.windows import WindowSpec
+        from swin_dense.ops.windows import WindowSpec, relative_position_bias
         spec = WindowSpec(1, (7, 7), (0, 0), 1.0)
         inputs = torch.zeros(1, 7, 7, 16), nn.Linear(16, 48), None, spec, nn.Dropout(0.0)
         ops.window_attention(*inputs)
@@ -449,15 +451,14 @@ def test_kernels_compile_to_machine_code(capability, shared):
         import itertools
         from swin_dense.ops.triton import attention, gpu
         for window, dtype in itertools.product(((7, 7), (12, 12)), gpu.DTYPES):
-            tokens = window[0] * window[1]
             qkv = torch.zeros(1, *window, 192, dtype=dtype, requires_grad=True)
-            bias = torch.zeros(2, tokens, tokens, requires_grad=True)
-            attention._Attention.apply(qkv, bias, 2, window, (3, 3), 1.0, window)[0].sum().backward()
+            table = torch.zeros(attention.offsets(window), 2, requires_grad=True)
+            attention._Attention.apply(qkv, table, 2, window, (3, 3), 1.0, window)[0].sum().backward()
     """
     rows = compile_for(capability, code)
     assert [name for name, _ in rows] == [
-        *['forward', 'backward_keys'] * 3,
-        *['forward', 'backward_queries', 'backward_keys'] * 3,
+        *['forward', 'backward_keys', 'table_gradient'] * 3,
+        *['forward', 'backward_queries', 'backward_keys', 'table_gradient'] * 3,
     ]
     # Two programs should fit into the shared memory of a multiprocessor, of which each takes one KiB more.
     assert max(size for _, size in rows) <= (shared / 2 - 1) * 1024
@@ -475,8 +476,8 @@ def test_attention_scores_are_not_stored(window):
         heads=3,
         head_dim=32,
     )
-    (qkv, bias, _), grad = inputs(case, torch.bfloat16, 'cuda')
-    leaves = [qkv.requires_grad_(), bias.requires_grad_()]
+    (qkv, table, _), grad = inputs(case, torch.bfloat16, 'cuda')
+    leaves = [qkv.requires_grad_(), table.requires_grad_()]
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -506,11 +507,11 @@ def test_maps_of_more_than_two_to_the_31_elements():
         head_dim=32,
     )
     one = case._replace(batch=1)
-    (qkv, bias, pad_kv), grad = inputs(one, torch.bfloat16, 'cuda')
+    (qkv, table, pad_kv), grad = inputs(one, torch.bfloat16, 'cuda')
     many = qkv.expand(case.batch, -1, -1, -1).contiguous()
     assert many.numel() > 2**31
-    expected = output_and_gradients(one, [qkv, bias, pad_kv], grad, 'triton')
+    expected = output_and_gradients(one, [qkv, table, pad_kv], grad, 'triton')
     grads = grad.expand(case.batch, -1, -1, -1)
-    actual = output_and_gradients(case, [many, bias, pad_kv], grads, 'triton')
+    actual = output_and_gradients(case, [many, table, pad_kv], grads, 'triton')
     for a, e in zip(actual[:2], expected[:2], strict=True):
         assert torch.equal(a[-1:], e)

@@ -1,8 +1,8 @@
-"""Window attention in Triton for CUDA: one kernel in the forward pass and one or two in the backward pass.
+"""Window attention in Triton for CUDA: one kernel in the forward pass and one to three in the backward pass.
 
-The kernels read the output of the qkv layer and write the input of the projection layer in raster order, and never
-write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
-fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
+The kernels read the output of the qkv layer and the table of the position bias, write the input of the projection layer
+in raster order, and never write the scores to memory. The backward pass recomputes them from qkv and one number per
+query. All sums have a fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
 
 The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. In eager mode an autograd function calls them,
 because a call of a registered operator takes longer than the launch of a kernel. ``torch.compile`` records two
@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from swin_dense.ops import context, layout
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.triton import gpu
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, window_grid
+from swin_dense.ops.triton.launch import Launch
+from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, relative_position_bias, window_grid
 from swin_dense.utils import compat
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
@@ -60,7 +61,7 @@ def unsupported_reason(
 def window_attention(
     x: Tensor,
     project: Projection,
-    relative_bias: Tensor | None,
+    table: Tensor | None,
     spec: WindowSpec,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -72,27 +73,29 @@ def window_attention(
     reason = unsupported_reason(x, spec, dropout)
     if reason is not None:
         raise RuntimeError(f'attn_backend="triton" cannot run here: {reason}; use attn_backend="auto"')
-    return attend(x, project, relative_bias, spec)
+    return attend(x, project, table, spec)
 
 
 def attend(
     x: Tensor,
     project: Projection,
-    relative_bias: Tensor | None,
+    table: Tensor | None,
     spec: WindowSpec,
 ) -> Tensor:
     """Do the same without dropout, where it is known that the kernel can run."""
     qkv = project(layout.pad_to_multiple(x, spec.window))
-    tokens = spec.window[0] * spec.window[1]
-    bias_shape = (spec.num_heads, tokens, tokens)
-    if relative_bias is None:
-        relative_bias = qkv.new_zeros(bias_shape)
-    if relative_bias.shape != bias_shape:  # the kernel would read out of bounds
-        raise ValueError(f'relative_bias must have the shape {bias_shape}, got {tuple(relative_bias.shape)}')
+    shape = (offsets(spec.window), spec.num_heads)
+    if table is None:
+        table = qkv.new_zeros(shape)
+    if table.shape != shape or table.device != qkv.device:  # the kernel would read out of bounds
+        raise ValueError(
+            f'the table of the position bias must have the shape {shape} on {qkv.device}, '
+            f'got {tuple(table.shape)} on {table.device}'
+        )
     run = _Attention.apply if torch.is_grad_enabled() else forward
     if must_call_operators():
         run = _forward_operator
-    out, _ = run(qkv, relative_bias, spec.num_heads, spec.window, spec.shift, spec.scale, (x.shape[1], x.shape[2]))
+    out, _ = run(qkv, table, spec.num_heads, spec.window, spec.shift, spec.scale, (x.shape[1], x.shape[2]))
     return out
 
 
@@ -107,7 +110,7 @@ _GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale, SymInt[
 
 def forward(
     qkv: Tensor,
-    relative_bias: Tensor,
+    table: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
@@ -115,17 +118,17 @@ def forward(
     size: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
-    launch = _Launch.of(qkv, num_heads, window_size, shift, scale, size)
-    qkv = qkv.contiguous()
-    relative_bias = launch.prepare(relative_bias)
-    out, lse = _empty_outputs(qkv, relative_bias, num_heads, window_size, shift, scale, size)
-    launch(kernels.forward, qkv, relative_bias, out, lse, bias=relative_bias)
+    qkv = gpu.aligned(qkv.contiguous())
+    table = gpu.aligned(table)
+    launches = _launches_of(qkv, table, num_heads, window_size, shift, scale, size)
+    out, lse = _empty_outputs(qkv, table, num_heads, window_size, shift, scale, size)
+    launches.forward(qkv, launches.bias(table), out, lse)
     return out, lse
 
 
 def _empty_outputs(
     qkv: Tensor,
-    relative_bias: Tensor,
+    table: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
@@ -145,7 +148,7 @@ def _empty_outputs(
 def backward(
     grad_out: Tensor,
     qkv: Tensor,
-    relative_bias: Tensor,
+    table: Tensor,
     out: Tensor,
     lse: Tensor,
     num_heads: int,
@@ -153,31 +156,38 @@ def backward(
     shift: Sequence[int],
     scale: float,
     size: Sequence[int],
+    trains_table: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of qkv and, in float32, of relative_bias."""
-    launch = _Launch.of(qkv, num_heads, window_size, shift, scale, size)
-    grad_out = grad_out.contiguous()
-    qkv = qkv.contiguous()
-    bias = launch.prepare(relative_bias)
+    """Return the gradients of qkv and of the table, which is empty unless ``trains_table``."""
+    qkv = gpu.aligned(qkv.contiguous())
+    table = gpu.aligned(table)
+    grad_out = gpu.aligned(grad_out.contiguous())
+    launches = _launches_of(qkv, table, num_heads, window_size, shift, scale, size)
+    bias = launches.bias(table)
     grad_qkv = torch.empty_like(qkv)
-    new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # with several tiles, the kernel accumulates into it
-    partials = new(launch.strips, *relative_bias.shape, dtype=torch.float32)
     delta = torch.empty_like(lse)
-    if launch.tiles > 1:
-        launch(kernels.backward_queries, grad_out, qkv, bias, out, lse, delta, grad_qkv, bias=bias)
-    launch(kernels.backward_keys, grad_out, qkv, bias, lse, delta, grad_qkv, partials, bias=bias)
-    return grad_qkv, partials.sum(0)
+    if launches.tiles > 1:
+        launches.backward_queries(grad_out, qkv, bias, out, lse, delta, grad_qkv)
+    if not trains_table:
+        launches.backward_keys(grad_out, qkv, bias, lse, delta, grad_qkv, delta)  # nothing is added up
+        return grad_qkv, table.new_empty(0)
+    tokens = window_size[0] * window_size[1]
+    new = qkv.new_empty if launches.tiles == 1 else qkv.new_zeros  # with several tiles, the kernel accumulates into it
+    partials = new(launches.strips, num_heads, tokens, tokens, dtype=torch.float32)
+    launches.backward_keys_and_bias(grad_out, qkv, bias, lse, delta, grad_qkv, partials)
+    grad_table = table.new_empty(table.shape)
+    launches.table_gradient(partials, grad_table)
+    return grad_qkv, grad_table
 
 
 def _empty_gradients(
     grad_out: Tensor,
     qkv: Tensor,
-    relative_bias: Tensor,
-    *_: Any,
+    table: Tensor,
+    *others: Any,
 ) -> tuple[Tensor, Tensor]:
-    grad_qkv = qkv.new_empty(qkv.shape)
-    grad_bias = relative_bias.new_empty(relative_bias.shape, dtype=torch.float32)
-    return grad_qkv, grad_bias
+    trains_table = others[-1]
+    return qkv.new_empty(qkv.shape), table.new_empty(table.shape if trains_table else 0)
 
 
 def _save_for_backward(
@@ -185,8 +195,8 @@ def _save_for_backward(
     inputs: tuple[Any, ...],
     output: tuple[Tensor, Tensor],
 ) -> None:
-    qkv, relative_bias, *ctx.geometry = inputs
-    ctx.save_for_backward(qkv, relative_bias, *output)
+    qkv, table, *ctx.geometry = inputs
+    ctx.save_for_backward(qkv, table, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -197,9 +207,10 @@ def _gradients(
     _: None,
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    run = _backward_operator if must_call_operators() else backward
-    grad_qkv, grad_bias = run(grad_out, *saved, *ctx.geometry)
-    return grad_qkv, grad_bias.to(saved[1].dtype), None, None, None, None, None
+    run: Any = _backward_operator if must_call_operators() else backward
+    trains_table = ctx.needs_input_grad[1]
+    grad_qkv, grad_table = run(grad_out, *saved, *ctx.geometry, trains_table)
+    return grad_qkv, grad_table if trains_table else None, None, None, None, None, None
 
 
 class _Attention(torch.autograd.Function):
@@ -220,21 +231,21 @@ class _Attention(torch.autograd.Function):
 _forward_operator = compat.custom_op(
     'swin_dense::triton_window_attention',
     mutates_args=(),
-    schema=f'(Tensor qkv, Tensor relative_bias, {_GEOMETRY}) -> (Tensor, Tensor)',
+    schema=f'(Tensor qkv, Tensor table, {_GEOMETRY}) -> (Tensor, Tensor)',
 )(forward)
 _backward_operator = compat.custom_op(
     'swin_dense::triton_window_attention_backward',
     mutates_args=(),
-    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor out, Tensor lse, '
-    f'{_GEOMETRY}) -> (Tensor, Tensor)',
+    schema='(Tensor grad_out, Tensor qkv, Tensor table, Tensor out, Tensor lse, '
+    f'{_GEOMETRY}, bool trains_table) -> (Tensor, Tensor)',
 )(backward)
 _forward_operator.register_fake(_empty_outputs)
 _backward_operator.register_fake(_empty_gradients)
 _forward_operator.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
-class _Launch:
-    """The launch grid and the arguments of the kernels for one input.
+class _Launches:
+    """The launches of the kernels for one input.
 
     Attributes:
         tiles: number of tiles into which the queries, and the keys, of a window are divided.
@@ -246,6 +257,7 @@ class _Launch:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
+        table_strides: Pair,
         num_heads: int,
         window_size: Pair,
         shift: Pair,
@@ -263,8 +275,8 @@ class _Launch:
         wanted = -(-programs // (num_heads * self.tiles))
         windows_each = max(1, -(-windows // wanted))
         self.strips = -(-windows // windows_each)
-        self._grid = (self.strips * self.tiles * num_heads,)
-        self._arguments = {
+        self._window = window_size
+        numbers = {
             'scale': scale,
             'windows': windows,
             'height': height,
@@ -275,44 +287,62 @@ class _Launch:
             'out_width': size[1],
             'heads': num_heads,
             'strips': self.strips,
+            'table_offset': table_strides[0],
+            'table_head': table_strides[1],
+        }
+        constants = {
             'HEAD_DIM': head_dim,
             'WINDOW': window_size,
             'PENALTY': REGION_PENALTY,
-            'enable_fp_fusion': True,
-            **tuning,
+            'BLOCK': tuning.pop('BLOCK'),
         }
+        grid = self.strips * self.tiles * num_heads
+        options = {'enable_fp_fusion': True, **tuning}
+        self.forward = Launch(kernels.forward, grid, {**numbers, **constants}, options)
+        self.backward_queries = Launch(kernels.backward_queries, grid, {**numbers, **constants}, options)
+        arguments = {**numbers, **constants, 'TRAINS_BIAS': False}
+        self.backward_keys = Launch(kernels.backward_keys, grid, arguments, options)
+        arguments = {**arguments, 'TRAINS_BIAS': True}
+        self.backward_keys_and_bias = Launch(kernels.backward_keys, grid, arguments, options)
+        pairs = gpu.power_of_two(tokens)
+        self.table_gradient = Launch(
+            kernels.table_gradient,
+            offsets(window_size) * num_heads,
+            {
+                'heads': num_heads,
+                'strips': self.strips,
+                'WINDOW': window_size,
+                'PAIRS': pairs,
+                'STRIPS': max(1, 1024 // pairs),
+            },
+            {'num_warps': 4},
+        )
 
-    @classmethod
-    def of(
-        cls,
-        qkv: Tensor,
-        num_heads: int,
-        window_size: Sequence[int],
-        shift: Sequence[int],
-        scale: float,
-        size: Sequence[int],
-    ) -> _Launch:
-        """Return the launch for an input, which is cached by its shape, dtype and device."""
-        shape = tuple(qkv.shape)
-        window = (window_size[0], window_size[1])
-        shift = (shift[0], shift[1])
-        size = (size[0], size[1])
-        return _launch(shape, qkv.dtype, qkv.device, num_heads, window, shift, scale, size)
-
-    def prepare(self, bias: Tensor) -> Tensor:
-        """Return the bias in the layout that the kernels read: contiguous if a window has several tiles."""
-        return bias if self.tiles == 1 else bias.contiguous()
-
-    def __call__(self, kernel: Any, *tensors: Tensor, bias: Tensor) -> None:
-        if self._grid[0] == 0:
-            return
-        names = ('bias_head', 'bias_query', 'bias_key')
-        strides = dict(zip(names, bias.stride(), strict=True))
-        with torch.cuda.device_of(bias):
-            kernel[self._grid](*tensors, **strides, **self._arguments)
+    def bias(self, table: Tensor) -> Tensor:
+        """Return what the kernels read: the table if a window is one tile, else the bias of all pairs of tokens."""
+        return table if self.tiles == 1 else relative_position_bias(table, self._window).contiguous()
 
 
-_launch = functools.lru_cache(maxsize=1024)(_Launch)
+_launches = functools.lru_cache(maxsize=1024)(_Launches)
+
+
+def _launches_of(
+    qkv: Tensor,
+    table: Tensor,
+    num_heads: int,
+    window_size: Sequence[int],
+    shift: Sequence[int],
+    scale: float,
+    size: Sequence[int],
+) -> _Launches:
+    """Return the launches for an input, which are cached by its shape, dtype and device."""
+    pairs = (window_size[0], window_size[1]), (shift[0], shift[1]), scale, (size[0], size[1])
+    return _launches(tuple(qkv.shape), qkv.dtype, qkv.device, table.stride(), num_heads, *pairs)
+
+
+def offsets(window: Pair) -> int:
+    """Return the number of offsets between two tokens of a window, P."""
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
 
 
 def tiles(tokens: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -8,6 +8,9 @@ from torch.torch_version import TorchVersion
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+# In bytes. Triton compiles a kernel for tensors that begin at multiples of it, as those that torch allocates do.
+ALIGNMENT = 16
+
 _unusable: str | None = None
 IS_INTERPRETED = False
 try:
@@ -70,3 +73,13 @@ def is_capturing() -> bool:
         return False
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return x, or a contiguous copy if it begins elsewhere, as a part of another tensor may."""
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less than a positive number."""
+    return 1 << (number - 1).bit_length()
