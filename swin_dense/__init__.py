@@ -4,6 +4,7 @@ Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds o
 In mmengine's registry: SwinDense, SwinDenseV2.
 Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
 Images: extract_pyramid.
+GPUs: use_graphs.
 Files for other runtimes: export_model, export_whole.
 Packages with further public names: features, integrations, ops, runtime.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from swin_dense.mm import SwinDense as SwinDense
     from swin_dense.mm import SwinDenseV2 as SwinDenseV2
     from swin_dense.models.classifier import SwinClassifier
+    from swin_dense.models.graphs import use_graphs
     from swin_dense.models.swin import SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone
     from swin_dense.workbench.export import export_whole
@@ -44,6 +46,7 @@ __all__ = [
     'export_whole',
     'extract_pyramid',
     'load_checkpoint',
+    'use_graphs',
 ]
 
 # The module of each public name. It is imported when the name is asked for, so that `swin-dense --help` and
@@ -62,6 +65,7 @@ _HOMES = {
     'export_whole': 'swin_dense.workbench.export',
     'extract_pyramid': 'swin_dense.features',
     'load_checkpoint': 'swin_dense.checkpoint',
+    'use_graphs': 'swin_dense.models.graphs',
 }
 # The packages with further public names.
 _PACKAGES = ('features', 'integrations', 'ops', 'runtime')

@@ -11,6 +11,7 @@ from mmengine.registry import MODELS, Registry
 
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
+from swin_dense.mm.graphs import UseGraphs
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
@@ -23,6 +24,7 @@ __all__ = [
     'SwinDense',
     'SwinDenseV2',
     'SwinLayerDecayConstructor',
+    'UseGraphs',
     'swin_auto_wrap_policy',
 ]
 

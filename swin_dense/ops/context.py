@@ -41,6 +41,14 @@ def needs_reference(x: Tensor) -> bool:
     return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)
 
 
+def is_observed(x: Tensor) -> bool:
+    """Return whether operations on ``x`` must run one by one: something records, transforms or counts them."""
+    if is_recording() or compat.is_exporting():
+        return True
+    is_in_mode = _get_current_dispatch_mode() is not None or forward_ad._current_level >= 0
+    return type(x) is not Tensor or is_transformed() or is_in_mode
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

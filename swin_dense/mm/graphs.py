@@ -1,0 +1,35 @@
+"""A hook of mmengine that lets the backbone of a model replay CUDA graphs: experimental."""
+
+from __future__ import annotations
+
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from torch import nn
+
+from swin_dense.models.graphs import use_graphs
+
+
+@HOOKS.register_module()
+class UseGraphs(Hook):  # type: ignore[misc]
+    """Call :func:`swin_dense.use_graphs` for the model's backbone: ``custom_hooks = [dict(type='UseGraphs')]``.
+
+    Args:
+        limit_mib: MiB of GPU memory for all graphs.
+    """
+
+    def __init__(self, limit_mib: int = 4096) -> None:
+        self.limit_mib = limit_mib
+
+    def before_run(self, runner: Runner) -> None:
+        """Replace the forward pass of the backbone.
+
+        Raises:
+            ValueError: the model has no backbone.
+        """
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        backbone = getattr(model, 'backbone', None)
+        if not isinstance(backbone, nn.Module):
+            raise ValueError(f'UseGraphs needs a model with a backbone, and {type(model).__name__} has none')
+        use_graphs(backbone, self.limit_mib)
