@@ -40,7 +40,7 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
     """Let a backbone on a GPU replay CUDA graphs for image sizes that come again; return the backbone. Experimental.
 
     A size is captured at its fourth pass, in training with its backward pass. All that a graph cannot do runs eagerly,
-    with one warning for each reason that you can change. ``del backbone.forward`` ends it.
+    with one warning for each reason that you can change. ``del backbone.forward`` ends it. See docs/on-a-gpu.md.
 
     Args:
         backbone: a module that maps an image, (B, C, h, w), to a tuple of maps.
@@ -50,6 +50,12 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
         TypeError: ``backbone`` is not a module.
         ValueError: its ``forward`` was replaced before, by ``make_graphed_callables`` for one.
         RuntimeError: this torch is too old.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> backbone = use_graphs(SwinBackbone('t'), limit_mib=8192)  # on a CPU, all passes are eager
+        >>> len(backbone(torch.rand(1, 3, 64, 64)))
+        4
     """
     if not isinstance(backbone, nn.Module):
         raise TypeError(f'backbone must be a torch.nn.Module, got {type(backbone).__name__}')
@@ -150,8 +156,8 @@ def gradients_of(
     outs: Iterable[Tensor], parameters: Sequence[Tensor], out_grads: Iterable[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of parameters, and keep what the backward pass needs: it may be replayed twice."""
-    pairs = [(out, grad) for out, grad in zip(outs, out_grads, strict=True) if grad is not None]
-    trained, given = zip(*pairs, strict=True)
+    trained = [out for out in outs if out.requires_grad]
+    given = [grad for grad in out_grads if grad is not None]
     with torch.autocast(trained[0].device.type, enabled=False):
         return torch.autograd.grad(trained, parameters, given, retain_graph=True, allow_unused=True)
 
@@ -217,7 +223,7 @@ class Graphs:
             return 'another thread ran the first pass, and graphs belong to one thread'
         if any(type(module).__name__.startswith(_SHARDED) for module in modules):
             return 'FSDP frees weights, whose memory a graph would read'
-        if not all(type(tensor) is nn.Parameter or _is_constant(tensor) for tensor in tensors):
+        if any(type(x) is not nn.Parameter and (type(x) is not Tensor or x.requires_grad) for x in tensors):
             return 'not all weights are plain parameters'
         if any(context.has_hooks(module) or 'forward' in vars(module) for module in modules[1:]):
             return 'modules inside the backbone have hooks, which a graph would not call'
@@ -239,6 +245,7 @@ class Graphs:
         state = _state_of(modules, tensors)
         place = img.device, self._gpu.stream(img.device)
         key = (*place, img.shape, img.dtype, bool(parameters), autocast, _precision(), hash(state))
+        full = f'limit_mib={self._limit_mib} is reached; raise it, or use fewer sizes of images'
         self._passes += 1
         if key not in self._graphs:
             self._counts[key] += 1
@@ -246,8 +253,10 @@ class Graphs:
                 self._counts.clear()
             if self._counts[key] <= _EAGER_PASSES:
                 return None, ''
-            if self._is_full and not self._drop_idle():
-                return None, self._limit_reached()
+            if self._is_full:
+                self._drop_idle()
+            if self._is_full:
+                return None, full
             try:
                 # Casts in autocast's cache would be freed after the capture.
                 with (
@@ -263,27 +272,21 @@ class Graphs:
             if sum(graph.captured.mib for graph in self._graphs.values() if graph) > self._limit_mib:
                 del self._graphs[key]
                 self._is_full = True
-                return None, self._limit_reached()
+                return None, full
         graph = self._graphs[key]
         if graph is None or graph.state != state:
             return None, ''
-        if graph.awaits_backward():
+        if graph.node() is not None:
             return None, 'a second forward pass ran while the first one could still have its backward pass'
         graph.last_used = self._passes
         return graph, ''
 
-    def _drop_idle(self) -> bool:
-        """Drop the graphs that were not used for long; return whether there were any."""
-        graphs = [(key, graph) for key, graph in self._graphs.items() if graph is not None]
-        idle = [key for key, graph in graphs if self._passes - graph.last_used > _IDLE_PASSES]
-        for key in idle:
-            del self._graphs[key]
-            self._counts.pop(key, None)
-        self._is_full = not idle
-        return bool(idle)
-
-    def _limit_reached(self) -> str:
-        return f'limit_mib={self._limit_mib} is reached; raise it, or use fewer sizes of images'
+    def _drop_idle(self) -> None:
+        """Drop the graphs that were not used for long."""
+        for key, graph in list(self._graphs.items()):
+            if graph is not None and self._passes - graph.last_used > _IDLE_PASSES:
+                del self._graphs[key], self._counts[key]
+                self._is_full = False
 
 
 class _Graph:
@@ -294,11 +297,8 @@ class _Graph:
         self.state = state
         self.modules = modules  # kept, so that no other module gets the id of one of them
         self.last_used = last_used
-        self._pass: weakref.ref[_Pass] | None = None
-
-    def awaits_backward(self) -> bool:
-        """Return whether the last pass may still have a backward pass, whose memory a replay would overwrite."""
-        return self._pass is not None and self._pass() is not None
+        # Autograd's node of the last pass, while a backward pass may need the memory that a replay would overwrite.
+        self.node: Callable[[], Any] = _no_node
 
     def run(self, img: Tensor, parameters: Sequence[Tensor]) -> Maps:
         return _Replay.apply(self, img, *parameters) if any(self.captured.dependencies) else self.forward(img)
@@ -308,12 +308,6 @@ class _Graph:
             self.captured.img.copy_(img)
             self.captured.forward()
             return tuple([out.clone() for out in self.captured.outs])
-
-    def begin(self) -> _Pass:
-        """Return an object that lives as long as autograd's node of this pass."""
-        begun = _Pass()
-        self._pass = weakref.ref(begun)
-        return begun
 
     def backward(self, grads: Iterable[Tensor | None]) -> list[Tensor | None]:
         """Return gradients of the parameters, as autograd does: None where no gradient of a map arrives."""
@@ -328,23 +322,22 @@ class _Graph:
                 static.copy_(grad)
                 reached = [a or b for a, b in zip(reached, dependencies, strict=True)]
         captured.backward()
-        found = [
-            grad for grad, is_reached in zip(captured.grads, reached, strict=True) if grad is not None and is_reached
-        ]
+        wanted = [grad if is_reached else None for grad, is_reached in zip(captured.grads, reached, strict=True)]
+        found = [grad for grad in wanted if grad is not None]
         copies = iter(torch._foreach_mul(found, 1) if found else ())  # few launches
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self._pass = None
-        return [next(copies) if is_reached else None for is_reached in reached]
+            self.node = _no_node
+        return [None if grad is None else next(copies) for grad in wanted]
 
 
-class _Pass:
-    """A pass that may have a backward pass as long as this object lives."""
+def _no_node() -> None:
+    return None
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: _Graph, img: Tensor, *parameters: Tensor) -> Maps:
-        ctx.graph, ctx.begun = graph, graph.begin()
+        ctx.graph, graph.node = graph, weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*parameters)  # autograd then raises if they change before the backward pass
         ctx.addresses = [parameter.data_ptr() for parameter in parameters]
@@ -369,10 +362,6 @@ def _tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
             if tensor is not None:
                 found[id(tensor)] = tensor
     return list(found.values())
-
-
-def _is_constant(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and not tensor.requires_grad
 
 
 def _state_of(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> tuple[Any, ...]:
