@@ -51,7 +51,7 @@ def test_files_are_written_without_what_only_some_systems_have(tmp_path, monkeyp
 def test_the_transform_of_bands_reaches_a_spawned_worker():
     from swin_dense.mm import LoadBands
 
-    loader = LoadBands(mean=[0] * 4, std=[1] * 4)
+    loader = LoadBands({'mean': [0] * 4, 'std': [1] * 4})
     again = pickle.loads(pickle.dumps(loader))
     assert vars(again).keys() == vars(loader).keys()
     assert repr(again) == repr(loader)

@@ -116,7 +116,7 @@ def load_weights(
         preset = _SATLAS_PRESETS.get(projection.shape[1])
     target.backbone.input_preset = preset
     if preset is not None:
-        report.notes.append(f'these weights expect images normalised by preset({preset!r})')
+        report.notes.append(f'these weights expect normalization={preset!r}, the default for their features')
     if log is not None:
         log(report)
     return report

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from swin_dense.commands._options import normalization_of
+from swin_dense.commands._options import normalization_options
 from swin_dense.create import create_backbone
 from swin_dense.features.extraction import Extraction, on_device
 from swin_dense.features.pyramid import warn_of_random_weights
@@ -42,13 +42,19 @@ def device_of(args: argparse.Namespace) -> torch.device:
     return on_device(torch.empty(0), device).device
 
 
+def normalization_of(args: argparse.Namespace) -> Normalization | None:
+    """Return the normalisation that the options of a command state, or None without any of them."""
+    given = normalization_options(args)
+    return Normalization(**given) if given else None
+
+
 def extraction_of(args: argparse.Namespace, backbone: SwinBackbone) -> Extraction:
     """Return how `swin-dense features` reads images and computes features."""
     if args.tile is not None:
         Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
     return Extraction(
         backbone,
-        Normalization(**normalization_of(args)),
+        normalization_of(args),
         args.levels,
         page=args.page,
         max_side=args.max_side,

@@ -61,8 +61,8 @@ def add_normalization(
     group.add_argument('--bands', type=int, nargs='+', metavar='N', help='bands to use, in this order, from 0')
 
 
-def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``swin_dense.features.Normalization`` that the user gave."""
+def normalization_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``swin_dense.features.Normalization`` that the options of a command state."""
     given = {'mean': args.mean, 'std': args.std, 'scale': args.scale}
     options = {name: x[0] if len(x) == 1 else tuple(x) for name, x in given.items() if x is not None}
     if ('mean' in options) != ('std' in options):

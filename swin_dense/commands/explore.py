@@ -20,7 +20,7 @@ from swin_dense.commands._options import (
     check_backbone,
     check_file,
     check_out,
-    normalization_of,
+    normalization_options,
 )
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import write_text
@@ -60,17 +60,16 @@ def run(args: argparse.Namespace) -> int:
     check_out(args, '.html', '.htm')
     check_file(args.image)
     check_backbone(args)
+    normalization_options(args)
     checks.integer('--max-side', args.max_side)
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
     # These import torch, which --help does not need.
-    from swin_dense.commands._backbone import build_backbone
+    from swin_dense.commands._backbone import build_backbone, normalization_of
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
-    from swin_dense.images.normalization import Normalization
 
-    how = Normalization(**normalization_of(args))
-    record = make_record(build_backbone(args), args.image, args.max_side, how)
+    record = make_record(build_backbone(args), args.image, args.max_side, normalization_of(args))
     name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     write_text(args.out, page.text)

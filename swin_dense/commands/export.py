@@ -28,7 +28,7 @@ from swin_dense.commands._options import (
     check_checkpoint,
     check_file,
     check_out,
-    normalization_of,
+    normalization_options,
 )
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORT_SUFFIXES
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check_together(args: argparse.Namespace) -> None:
     """Check that only options of the chosen kind of export are given, and the files that it reads."""
-    normalization = normalization_of(args)
+    normalization = normalization_options(args)
     if args.model:
         others = (args.prefix, args.arch, args.window_size, args.out_indices, args.half, normalization)
         changed = not (args.dynamic and args.check) or tuple(args.size) != (224, 224) or args.batch != 1
@@ -145,10 +145,8 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def _write_backbone(args: argparse.Namespace) -> Exported:
-    from swin_dense.commands._backbone import build_backbone
-    from swin_dense.features import Normalization
+    from swin_dense.commands._backbone import build_backbone, normalization_of
 
-    given = normalization_of(args)
     return swin_dense.export_model(
         build_backbone(args, out_indices=args.out_indices),
         args.out,
@@ -158,6 +156,5 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         opset=args.opset,
         half=args.half,
         check=args.check,
-        # With one of these options, those that are not given have the defaults of the other commands.
-        normalization=Normalization(**given) if given else None,
+        normalization=normalization_of(args),
     )

@@ -24,7 +24,7 @@ from swin_dense.commands._options import (
     add_checkpoint,
     add_normalization,
     check_backbone,
-    normalization_of,
+    normalization_options,
 )
 from swin_dense.images.listing import list_images
 from swin_dense.utils import checks, packages
@@ -76,7 +76,7 @@ def check_together(args: argparse.Namespace) -> None:
     if args.out.suffix and not args.out.is_dir():
         raise ValueError(f'--out must be a folder, to which many files are written, got {str(args.out)!r}')
     check_folder(args.out)
-    normalization_of(args)
+    normalization_options(args)
     checks.integers('--levels', args.levels or (1,))
     minimums = {'batch_size': 1, 'workers': 0, 'tile': 1, 'overlap': 0, 'max_side': 1, 'page': 0}
     for name, minimum in minimums.items():
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         'page': args.page or 0,
         'max_side': args.max_side,
         'tiling': extraction.tiling,
-        **normalization_of(args),
+        **dataclasses.asdict(extraction.how),
     }
     dtype, failed = getattr(torch, args.dtype), len(unread)
     for reason in unread:

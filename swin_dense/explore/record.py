@@ -15,7 +15,7 @@ from swin_dense.archs.arch import published_letter
 from swin_dense.explore.colours import pca_rgb
 from swin_dense.explore.receptive_field import ReceptiveField, token_receptive_fields
 from swin_dense.features.extraction import Extraction, evaluation_mode
-from swin_dense.images.normalization import IMAGENET, Normalization
+from swin_dense.images.normalization import Normalization
 from swin_dense.images.reading import scale
 from swin_dense.models.attention import ShiftedWindowAttention
 from swin_dense.models.swin import SwinBackbone
@@ -63,7 +63,7 @@ def make_record(
     backbone: SwinBackbone,
     image: Any,
     max_side: int | None = None,
-    normalization: Normalization = IMAGENET,
+    normalization: Normalization | str | None = None,
 ) -> PageData:
     """Run a backbone on an image, any source of :func:`read_image`, and record the data of the page.
 
@@ -93,7 +93,7 @@ def make_record(
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
     levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
-    return PageData(_name(backbone), _picture(pixels, normalization), stages, levels, _costs(stages))
+    return PageData(_name(backbone), _picture(pixels, extraction.how), stages, levels, _costs(stages))
 
 
 def msa_flops(height: int, width: int, channels: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
-from swin_dense.images.normalization import AS_STORED, Normalization, chosen
-from swin_dense.images.reading import Statistic, per_channel
+from swin_dense.images.normalization import Normalization, resolve_normalization
+from swin_dense.images.reading import per_channel
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, packages
 
@@ -35,11 +35,6 @@ def export_model(
     half: bool = False,
     check: bool = True,
     normalization: Normalization | str | None = None,
-    mean: Statistic = None,
-    std: Statistic = None,
-    scale: Statistic = None,
-    bands: Sequence[int] | None = None,
-    clamp: bool = False,
 ) -> Exported:
     """Export a model to ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
 
@@ -57,14 +52,10 @@ def export_model(
         half: write the file in float16.
         check: compare the file with the model. Dynamic dimensions are checked at three sizes or batch sizes other than
             those of the trace.
-        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset, with which the file takes
-            float images of stored values instead of normalised ones, and normalises them itself. None takes the next
-            five arguments, its short form; without them the file does not normalise.
-        mean: see :class:`swin_dense.features.Normalization`; not ImageNet's by default here.
-        std: likewise.
-        scale: likewise; None is 255, the largest value of 8 bits, as a file does not see the type of stored values.
-        bands: likewise; the file takes images with the bands 0 to the largest of these.
-        clamp: likewise.
+        normalization: a :class:`swin_dense.features.Normalization`, or a name for :func:`swin_dense.features.preset`,
+            with which the file takes float images of stored values, and normalises them itself. ``scale=None`` is 255
+            then, the largest value of 8 bits, as a file does not see the type of stored values; with ``bands``, images
+            have the bands 0 to the largest of these. None is a file that takes normalised images.
 
     Returns:
         The file and its relative errors.
@@ -91,10 +82,10 @@ def export_model(
     if checks.boolean('check', check) and path.suffix == '.onnx':
         packages.require('the check of an .onnx file', 'onnxruntime')
 
-    how = chosen(normalization, Normalization(mean, std, scale, bands, clamp), AS_STORED)
     channels = backbone.in_channels
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    if how != AS_STORED:
+    if normalization is not None:
+        how = resolve_normalization(normalization)
         if half and how.scale is not None:
             raise ValueError('scale divides counts, which float16 cannot represent; write float32')
         model = Normalized(model, how, backbone)

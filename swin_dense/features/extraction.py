@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.features.tiling import check_tiling
-from swin_dense.images.normalization import IMAGENET, Normalization
+from swin_dense.images.normalization import Normalization, resolve_normalization
 from swin_dense.images.pixels import naming
 from swin_dense.images.reading import pixels_of, scale
 from swin_dense.images.regions import LargeImage
@@ -32,11 +32,11 @@ class Extraction:
     """A backbone, how images are read for it, and which maps are computed.
 
     The arguments are those of :func:`swin_dense.extract_pyramid`. Afterwards ``levels`` are the strides of the maps, in
-    the backbone's order, and ``tiling`` is the size and overlap of tiles, or None.
+    the backbone's order, ``how`` is the normalisation, and ``tiling`` is the size and overlap of tiles, or None.
     """
 
     backbone: SwinBackbone
-    normalization: Normalization = IMAGENET
+    normalization: Normalization | str | None = None
     levels: Sequence[int] | None = None
     bgr: bool = False
     page: int | None = None
@@ -50,13 +50,14 @@ class Extraction:
         self.map_dtype = check_dtype('dtype', self.dtype, ('float16', 'bfloat16', 'float32', 'float64'))
         self.autocast_dtype = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
         self.levels = check_levels(self.backbone, self.levels)
-        if self.bgr and self.normalization.bands is not None:
+        self.how = resolve_normalization(self.normalization, self.backbone.input_preset)
+        self.how.check_for(self.backbone.in_channels, self.backbone.input_preset)
+        if self.bgr and self.how.bands is not None:
             raise ValueError('bgr= and bands= both choose an order; leave bgr= out')
         if self.page is not None:
             checks.integer('page', self.page, minimum=0)
         if self.max_side is not None:
             checks.integer('max_side', self.max_side)
-        self.normalization.check_for(self.backbone.in_channels, self.backbone.input_preset)
         self.tiling = None
         if self.tile is not None:
             if self.max_side is not None:
@@ -70,21 +71,21 @@ class Extraction:
         """
         with naming(source):
             pixels = pixels_of(source, self.bgr, self.page)
-            image = self.normalization.stored(pixels, self.backbone.in_channels)
+            image = self.how.stored(pixels, self.backbone.in_channels)
             longer = max(image.shape[1:])
             if self.max_side is None or longer <= self.max_side:
                 return image
             height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
             # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
             if image.dtype != torch.uint8 or height * width == 1:
-                divides = self.normalization.scale is not None  # then `scale` is still to be applied
+                divides = self.how.scale is not None  # then `scale` is still to be applied
                 image = scale(image, 1.0 if divides else None)
             return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
     def input_for(self, images: Tensor) -> Tensor:
         """Return images of :meth:`read`, (B, C, H, W), as the backbone's input, on its device and of its dtype."""
         parameter = next(self.backbone.parameters())
-        return self.normalization.prepare(images.to(parameter.device)).to(parameter.dtype)
+        return self.how.prepare(images.to(parameter.device)).to(parameter.dtype)
 
     def run(self, images: Tensor, gradients: bool = False) -> list[Maps]:
         """Compute the maps of a batch (B, C, H, W) of images of :meth:`read`, on any device.
@@ -110,7 +111,7 @@ class Extraction:
         for part in plan_tiles(image.size, tile, overlap):
             pixels = image.pixels(part.read)
             with naming(image.source):
-                stored = self.normalization.stored(pixels, self.backbone.in_channels)
+                stored = self.how.stored(pixels, self.backbone.in_channels)
             (maps,) = self.run(stored[None])
             blocks: Blocks = {}
             for stride, level in maps.items():

@@ -15,9 +15,7 @@ import torch
 from swin_dense.create import create_backbone
 from swin_dense.features.extraction import Extraction, check_dtype, on_device
 from swin_dense.features.runner import Item, Runner
-from swin_dense.images.normalization import Normalization, chosen
-from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.images.reading import Statistic
+from swin_dense.images.normalization import Normalization
 from swin_dense.utils import checks
 from swin_dense.utils.choices import POOLINGS
 
@@ -39,13 +37,11 @@ class Extractor:
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
         autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
-        mean: see :class:`swin_dense.features.Normalization`, also for ``std``, ``scale``, ``bands`` and ``clamp``.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
-        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset; None takes ``mean``,
-            ``std``, ``scale``, ``bands`` and ``clamp``, its short form.
+        normalization: see :func:`swin_dense.extract_pyramid`.
 
     Raises:
         ValueError: an option has an invalid value.
@@ -65,15 +61,10 @@ class Extractor:
     max_side: int | None = None
     dtype: torch.dtype | str = 'float32'
     autocast: torch.dtype | str | None = None
-    mean: Statistic = IMAGENET_MEAN
-    std: Statistic = IMAGENET_STD
     batch_size: int = 8
     workers: int = 2
     page: int | None = None
     prefix: str | None = None
-    scale: Statistic = None
-    bands: Sequence[int] | None = None
-    clamp: bool = False
     normalization: Normalization | str | None = None
 
     def __post_init__(self) -> None:
@@ -84,10 +75,9 @@ class Extractor:
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
         backbone = create_backbone(None, self.checkpoint, prefix=self.prefix)
         on_device(backbone, device)
-        short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
         self._extraction = Extraction(
             backbone,
-            chosen(self.normalization, short),
+            self.normalization,
             self.levels,
             page=self.page,
             max_side=self.max_side,
@@ -96,9 +86,7 @@ class Extractor:
         self._runner = Runner(self._extraction, self.pool, self.batch_size, self.workers)
 
     def __reduce__(self) -> Any:
-        # Defaults are left out, as unpickling copies them: a wrong mean is warned of only if it is the default itself.
-        given = ((field, getattr(self, field.name)) for field in fields(self))
-        return partial(Extractor, **{field.name: value for field, value in given if value is not field.default}), ()
+        return partial(Extractor, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a batch of images.

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from swin_dense.features.extraction import Extraction, evaluation_mode, on_device
 from swin_dense.features.runner import batches
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
-from swin_dense.images.normalization import Normalization, chosen
+from swin_dense.images.normalization import Normalization
 from swin_dense.images.pixels import ImageError, naming
-from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.images.reading import Statistic, check_floats
+from swin_dense.images.reading import check_floats
 from swin_dense.images.regions import open_large_image
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
@@ -68,11 +67,6 @@ class PyramidOptions(TypedDict, total=False):
 
     levels: Sequence[int] | None
     normalization: Normalization | str | None
-    mean: Statistic
-    std: Statistic
-    scale: Statistic
-    bands: Sequence[int] | None
-    clamp: bool
     bgr: bool
     batch_size: int
     tile: int | Sequence[int] | None
@@ -104,11 +98,6 @@ def extract_pyramid(
     *,
     levels: Sequence[int] | None = None,
     normalization: Normalization | str | None = None,
-    mean: Statistic = IMAGENET_MEAN,
-    std: Statistic = IMAGENET_STD,
-    scale: Statistic = None,
-    bands: Sequence[int] | None = None,
-    clamp: bool = False,
     bgr: bool = False,
     batch_size: int = 8,
     tile: int | Sequence[int] | None = None,
@@ -132,9 +121,8 @@ def extract_pyramid(
         images: one image or a list of images, each any source of :func:`swin_dense.images.reading.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays.
         levels: strides of the maps to return; None for all of the backbone.
-        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset. None takes the next five
-            arguments, its short form.
-        mean: see :class:`swin_dense.features.Normalization`, also for ``std``, ``scale``, ``bands`` and ``clamp``.
+        normalization: a :class:`swin_dense.features.Normalization`, or a name for :func:`swin_dense.features.preset`.
+            None is the one that the loaded weights are known to expect, else ImageNet's.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
         tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
@@ -171,8 +159,7 @@ def extract_pyramid(
     bare = bare_backbone(backbone)
     if has_random_weights(bare):
         warn_of_random_weights()
-    how = chosen(normalization, Normalization(mean, std, scale, bands, clamp))
-    extraction = Extraction(bare, how, levels, bgr, page, max_side, tile, overlap, dtype, autocast)
+    extraction = Extraction(bare, normalization, levels, bgr, page, max_side, tile, overlap, dtype, autocast)
     if isinstance(images, Tensor) and images.ndim == 4:
         is_single = False
     else:  # an open file is one image
@@ -254,7 +241,7 @@ def _read_for_gradients(extraction: Extraction, source: Any) -> Tensor:
     """Read an image, and keep a float tensor (C, H, W) that requires gradients in its graph, as RGB."""
     if not (isinstance(source, Tensor) and source.requires_grad):
         return extraction.read(source)
-    how, channels = extraction.normalization, extraction.backbone.in_channels
+    how, channels = extraction.how, extraction.backbone.in_channels
     with naming(source):
         if how.bands is not None:
             source = source[list(how.bands)]

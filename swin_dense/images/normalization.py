@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def preset(name: str) -> dict[str, Any]:
         >>> preset('satlas-sentinel1')
         {'scale': 255.0, 'mean': None, 'std': None, 'clamp': True}
     """
-    checks.one_of('preset', name, PRESETS)
+    checks.one_of('normalization', name, PRESETS)
     return dict(PRESETS[name])
 
 
@@ -41,7 +41,8 @@ class Normalization:
     """How the stored values of an image become the input of a backbone: ``(values[bands] / scale - mean) / std``.
 
     Attributes:
-        mean: one number or one per channel, after division by ``scale``; None, with ``std=None``, skips this step.
+        mean: one number or one per channel, after division by ``scale``, ImageNet's by default; None, with
+            ``std=None``, skips this step.
         std: likewise.
         scale: the divisor of stored values of any type, one number or one per channel, such as 10000 for reflectance
             in uint16. None divides integers by the largest value of their type, and accepts floats in [0, 1].
@@ -49,8 +50,8 @@ class Normalization:
         clamp: whether to clamp the result to [0, 1], as SatlasPretrain does.
 
     Raises:
-        ValueError: ``scale`` is not above 0, ``bands`` is empty or has negative entries, or ``clamp`` is given without
-            ``mean``.
+        ValueError: ``scale`` is not above 0, ``bands`` is empty or has negative entries, or ``clamp`` is given with
+            ImageNet's ``mean``.
         TypeError: an argument has the wrong type.
     """
 
@@ -61,7 +62,11 @@ class Normalization:
     clamp: bool = False
 
     def __post_init__(self) -> None:
-        if checks.boolean('clamp', self.clamp) and self.mean is IMAGENET_MEAN:
+        for name in ('mean', 'std', 'scale'):  # a list or an array is a tuple, so that objects can be compared
+            value = getattr(self, name)
+            if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        if checks.boolean('clamp', self.clamp) and self.mean == IMAGENET_MEAN:
             raise ValueError(
                 "clamp=True would cut off most of what ImageNet's mean and std give; give mean= and std= too, such as "
                 'mean=0 and std=1'
@@ -79,7 +84,7 @@ class Normalization:
 
         Other numbers than those of ``known``, the preset that its weights are known to expect, only cause a warning.
         """
-        if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
+        if self.mean == IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
             _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
             raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
@@ -103,29 +108,18 @@ class Normalization:
         return out.clamp(0, 1) if self.clamp else out
 
 
-IMAGENET = Normalization()
-AS_STORED = Normalization(mean=None, std=None)
+def resolve_normalization(given: Normalization | str | None, known: str | None = None) -> Normalization:
+    """Return a normalisation, given as an object or by the name of a preset.
 
-
-def chosen(
-    normalization: Normalization | str | None, short: Normalization, default: Normalization = IMAGENET
-) -> Normalization:
-    """Return the normalisation that the arguments of a function ask for.
-
-    ``normalization`` is an object, or the name of a preset, with which ``bands`` may be given. None takes ``short``,
-    the arguments ``mean``, ``std``, ``scale``, ``bands`` and ``clamp``, which otherwise must have their ``default``.
+    None is that of ``known``, the preset that the weights are known to expect, or else ImageNet's.
     """
-    if normalization is None:
-        return short
-    if not isinstance(normalization, (Normalization, str)):
-        kind = type(normalization).__name__
-        raise TypeError(f'normalization must be a Normalization or the name of a preset, got {kind}')
-    if isinstance(normalization, str):
-        default = replace(default, bands=short.bands)
-        normalization = Normalization(**preset(normalization), bands=short.bands)
-    if short != default:
-        raise ValueError('normalization= contains mean, std, scale, clamp and bands; leave them out')
-    return normalization
+    if given is None:
+        given = known or 'imagenet'
+    if isinstance(given, str):
+        return Normalization(**preset(given))
+    if not isinstance(given, Normalization):
+        raise TypeError(f'normalization must be a Normalization or a name, got {type(given).__name__}')
+    return given
 
 
 def _not_imagenet(channels: int, known: str | None) -> None:
@@ -133,7 +127,7 @@ def _not_imagenet(channels: int, known: str | None) -> None:
     if known:
         advice = f'give normalization={known!r}'
     else:
-        advice = 'give mean=, std= and scale=, or a preset'
+        advice = 'give normalization=Normalization(...) with mean=, std= and scale='
     if channels != len(IMAGENET_MEAN):
         raise ValueError(
             f"the backbone takes {channels} channels, but ImageNet's mean and std are for "

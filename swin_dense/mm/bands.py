@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from mmengine.registry import TRANSFORMS
 
-from swin_dense.images.normalization import AS_STORED, Normalization, band_count, chosen
+from swin_dense.images.normalization import Normalization, band_count, resolve_normalization
 from swin_dense.images.pixels import ImageError, Pixels, naming
-from swin_dense.images.reading import Statistic, pixels_of
+from swin_dense.images.reading import pixels_of
 
 
 @TRANSFORMS.register_module()
 class LoadBands:
     """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
 
-    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default, or
-    ``normalization``, the name of a preset. The data preprocessor must not normalise again:
+    ``normalization`` is a dict of the arguments of :class:`swin_dense.features.Normalization`, or a name for
+    :func:`swin_dense.features.preset`. The data preprocessor must not normalise again:
     ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
 
     Without ``bands``, all bands are read: as many as ``mean``, ``std`` or ``scale`` has numbers. Without such a list,
@@ -29,16 +29,10 @@ class LoadBands:
     image (H, W, C) in ``img``.
     """
 
-    def __init__(
-        self,
-        mean: Statistic = None,
-        std: Statistic = None,
-        scale: Statistic = None,
-        bands: Sequence[int] | None = None,
-        clamp: bool = False,
-        normalization: str | None = None,
-    ) -> None:
-        self.normalization = chosen(normalization, Normalization(mean, std, scale, bands, clamp), AS_STORED)
+    def __init__(self, normalization: Mapping[str, Any] | Normalization | str) -> None:
+        if isinstance(normalization, Mapping):
+            normalization = Normalization(**normalization)
+        self.normalization = resolve_normalization(normalization)
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Return the results with the image."""
@@ -57,8 +51,8 @@ class LoadBands:
         elif how.bands is None and pixels.has_alpha:
             raise ImageError(
                 f'the last of its {count + 1} bands is declared as opacity (alpha), as GDAL does for near infrared '
-                f'too; give LoadBands bands={tuple(range(count))} to leave it out, or bands={tuple(range(count + 1))} '
-                'to read it'
+                f'too; give normalization= of LoadBands bands={tuple(range(count))} to leave it out, or '
+                f'bands={tuple(range(count + 1))} to read it'
             )
         img = how.prepare(how.stored(pixels, count))
         return np.ascontiguousarray(img.permute(1, 2, 0).numpy())

@@ -349,7 +349,7 @@ def test_errors_of_onnx_libraries_are_export_errors(tmp_path, capfd, model, opse
         ('x.ts', {'batch': 0}, ValueError, 'batch'),
         ('x.ts', {'half': 'yes'}, TypeError, 'half'),
         ('x.ts', {'opset': 20}, ValueError, 'opset'),
-        ('x.ts', {'half': True, 'scale': 255}, ValueError, 'which float16 cannot represent'),
+        ('x.ts', {'half': True, 'normalization': 'satlas-rgb'}, ValueError, 'which float16 cannot represent'),
     ],
 )
 def test_bad_arguments(tmp_path, path, options, error, message):

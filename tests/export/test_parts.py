@@ -65,7 +65,7 @@ def test_a_copy_in_evaluation_mode_is_traced(traced):
 
 def test_half_precision_is_that_of_the_copy(traced):
     model = build()
-    recorded, interface = traced(model, half=True, mean=0.5, std=0.25)
+    recorded, interface = traced(model, half=True, normalization=Normalization(0.5, 0.25))
     assert interface.example[0].dtype == torch.float16
     assert {parameter.dtype for parameter in recorded.parameters()} == {torch.float16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -75,7 +75,7 @@ def test_a_file_that_normalises_takes_all_bands_up_to_the_last_one_chosen(traced
     recorded, interface = traced(build(), normalization=Normalization(bands=(4, 0, 2)))
     assert isinstance(recorded, export.Normalized)
     assert interface.example[0].shape == (2, 5, 224, 224)
-    recorded, interface = traced(build(), scale=200)
+    recorded, interface = traced(build(), normalization=Normalization(scale=200))
     assert interface.example[0].shape == (2, 3, 224, 224)
     recorded, _ = traced(build())
     assert not isinstance(recorded, export.Normalized)

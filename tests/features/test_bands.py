@@ -1,6 +1,7 @@
 """Images of any bands: chosen, scaled and normalised in every way of reading, in the commands and in exported files."""
 
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ ONE_BLOCK = {
 BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
 MEAN, STD = (0.1, 0.2, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8)
 OPTIONS = {'mean': MEAN, 'std': STD, 'scale': SCALE, 'bands': BANDS}
+HOW = Normalization(**OPTIONS)
 ARGUMENTS = [part for name, values in OPTIONS.items() for part in (f'--{name}', *map(str, values))]
 
 COUNTS = counts(61, 93, 5)
@@ -65,8 +67,8 @@ def test_arrays_tensors_and_files(backbone, image):
     maps = expected_maps(backbone)
     tensor = tensor_of(COUNTS.astype(np.int32))
     for source in (COUNTS, tensor, COUNTS.astype(np.int32), image):
-        close(extract_pyramid(backbone, source, **OPTIONS), maps, 1e-4)
-    close(extract_pyramid(backbone, tensor.requires_grad_(), gradients=True, **OPTIONS), maps, 1e-4)
+        close(extract_pyramid(backbone, source, normalization=HOW), maps, 1e-4)
+    close(extract_pyramid(backbone, tensor.requires_grad_(), normalization=HOW, gradients=True), maps, 1e-4)
 
 
 @needs('zarr')
@@ -80,25 +82,19 @@ def test_tiles_of_a_file(backbone, tmp_path):
         planarconfig='contig',
         tile=(64, 64),
     )
-    pyramid = extract_pyramid(backbone, path, tile=224, **OPTIONS)
+    pyramid = extract_pyramid(backbone, path, normalization=HOW, tile=224)
     close(pyramid, expected_maps(backbone, values), 1e-4)
 
 
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
-    options = {
-        'mean': None,
-        'std': None,
-        'scale': 8160,
-        'bands': BANDS,
-        'clamp': True,
-    }
-    pyramid = extract_pyramid(backbone, values, **options, max_side=45)
+    how = Normalization(mean=None, std=None, scale=8160, bands=BANDS, clamp=True)
+    pyramid = extract_pyramid(backbone, values, normalization=how, max_side=45)
     close(pyramid, maps_of(backbone, torch.ones(4, 30, 45)))
 
 
 def test_an_extractor(backbone, image, weights):
-    extract = Extractor(weights, device='cpu', normalization=Normalization(**OPTIONS))
+    extract = pickle.loads(pickle.dumps(Extractor(weights, device='cpu', normalization=HOW)))
     rows = extract({'path': [str(image)]})
     assert rows['error'][0] == ''
     for stride, level in expected_maps(backbone).items():
@@ -121,7 +117,7 @@ def test_the_command_features(backbone, image, weights, tmp_path, capsys):
     assert main([*given, str(out), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
     assert main([*given, str(tmp_path / 'other')]) == 2
     printed = capsys.readouterr().err
-    assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give mean=, std=" in printed
+    assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give normalization=" in printed
 
 
 def test_the_command_explore(image, weights, tmp_path):
@@ -150,7 +146,7 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
     (found,) = torch.jit.load(out)(tensor_of(pixels)[None])
     assert_near(
         found[0],
-        extract_pyramid(backbone, pixels, **options)[4],
+        extract_pyramid(backbone, pixels, normalization=Normalization(**options))[4],
         1e-3,
     )
 
@@ -160,7 +156,7 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
 def test_an_exported_file_takes_stored_values(tmp_path):
     backbone = randomize(SwinBackbone(**ONE_BLOCK, in_channels=4)).eval()
     session = onnxruntime.InferenceSession
-    export_model(backbone, tmp_path / 'model.onnx', normalization=Normalization(**OPTIONS))
+    export_model(backbone, tmp_path / 'model.onnx', normalization=HOW)
     img = tensor_of(COUNTS.astype(np.int32))[None].numpy()
     model = session(tmp_path / 'model.onnx', providers=['CPUExecutionProvider'])
     (out,) = model.run(None, {'img': img})
@@ -179,21 +175,22 @@ def test_an_exported_file_takes_stored_values(tmp_path):
         ({'bands': (0, 1)}, r'bands must be one per .*, got \(0, 1\)'),
         ({'bands': (0, 1, 2, 5)}, 'no band 5; it has 5, counted from 0'),
         ({'bands': (0, 1, 2, -1)}, 'every entry of bands must be at least 0'),
-        ({'bgr': True, 'bands': BANDS}, 'bgr= and bands= both choose an order'),
         ({'mean': 1500, 'std': 800}, 'mean and std must be on the scale 0 to 1'),
         ({'mean': IMAGENET_MEAN, 'std': IMAGENET_STD}, "takes 4 channels, but ImageNet's mean"),
     ],
 )
 def test_wrong_numbers_are_refused(backbone, options, message):
     with pytest.raises(ValueError, match=message):
-        extract_pyramid(backbone, COUNTS, **{'mean': 0, 'std': 1, **options})
+        extract_pyramid(backbone, COUNTS, normalization=Normalization(**{'mean': 0, 'std': 1, **options}))
     with pytest.raises(ValueError, match=r'cut off .*; give mean= and std='):
         Normalization(clamp=True, scale=255)
+    with pytest.raises(ValueError, match='bgr= and bands= both choose an order'):
+        extract_pyramid(backbone, COUNTS, normalization=HOW, bgr=True)
 
 
 def test_statistics_of_counts_need_a_scale_of_1(backbone):
     mean, std = (1500, 1, 2, 3000), (800, 3, 4, 900)
-    found = extract_pyramid(backbone, COUNTS, mean=mean, std=std, scale=1, bands=BANDS)
+    found = extract_pyramid(backbone, COUNTS, normalization=Normalization(mean, std, scale=1, bands=BANDS))
     normalised = (COUNTS[:, :, BANDS] - np.array(mean)) / std
     close(found, maps_of(backbone, tensor_of(normalised)), 1e-4)
 
@@ -243,52 +240,45 @@ class TestPublishedWeights:
             ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
         ],
     )
-    def test_another_normalisation_is_an_error(self, made, caplog, name, channels, prefix, expected):
+    def test_theirs_is_the_default(self, made, caplog, name, channels, prefix, expected):
         backbone = made(name, channels, prefix)
         assert backbone.input_preset == expected
-        assert f"normalised by preset('{expected}')" in caplog.text
-        values = np.full((32, 32, channels), 200, np.uint8)
-        with pytest.raises(ValueError, match=f"normalization='{expected}'"):
-            extract_pyramid(backbone, values)
+        assert f"normalization='{expected}'" in caplog.text
         caplog.clear()
-        extract_pyramid(backbone, values, normalization=expected)
+        values = counts(32, 32, channels)
+        found = extract_pyramid(backbone, values)
+        img = SATLAS[expected][1](values.astype(float))
+        close(found, maps_of(backbone, tensor_of(img)), 1e-4)
+        close(extract_pyramid(backbone, values, normalization=expected), found, 0)
         assert not caplog.records
+        with pytest.raises(ValueError, match=f"ImageNet's mean .*normalization='{expected}'"):
+            extract_pyramid(backbone, values, normalization='imagenet')
 
-    def test_of_three_channels_it_is_a_warning(self, made, caplog):
+    def test_another_of_three_channels_is_a_warning(self, made, caplog):
         backbone = made('renamed.pth', 3, 'backbone.backbone.')
         assert backbone.input_preset == 'satlas-rgb'
         extract_pyramid(backbone, photograph(32, 32))
+        assert 'do not expect' not in caplog.text
+        extract_pyramid(backbone, photograph(32, 32), normalization=Normalization(list(IMAGENET_MEAN), IMAGENET_STD))
         assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
 
     def test_other_weights_say_nothing(self, made, caplog):
         backbone = made('mine.pth', 9)
         assert backbone.input_preset is None
-        assert 'normalised by preset' not in caplog.text
-        with pytest.raises(ValueError, match='or a preset'):
+        assert 'normalization=' not in caplog.text
+        with pytest.raises(ValueError, match=r'give normalization=Normalization'):
             extract_pyramid(backbone, np.full((32, 32, 9), 200, np.uint8))
 
 
-def test_a_normalisation_is_one_argument_or_its_short_form(backbone):
-    how = Normalization(**OPTIONS)
-    rgb = {
-        'scale': 255.0,
-        'clamp': True,
-        'mean': None,
-        'std': None,
-        'bands': BANDS,
-    }
-    for long, short in (
-        ({'normalization': how}, OPTIONS),
-        ({'normalization': 'satlas-rgb', 'bands': BANDS}, rgb),
-        ({'normalization': Normalization(**rgb)}, rgb),
-    ):
-        found, expected = (extract_pyramid(backbone, COUNTS, **options) for options in (long, short))
-        close(found, expected, 0)
-    with pytest.raises(ValueError, match='normalization= contains mean'):
-        extract_pyramid(backbone, COUNTS, normalization=how, scale=1)
-    with pytest.raises(ValueError, match='leave them out'):
-        extract_pyramid(backbone, COUNTS, normalization=how, bands=(0,))
-    with pytest.raises(ValueError, match=r"preset must be one of .*'landsat'"):
+def test_a_normalisation_is_an_object_or_a_name(backbone):
+    rgb = Normalization(**preset('satlas-rgb'))
+    values = photograph(40, 48)
+    three = tiny()
+    close(
+        extract_pyramid(three, values, normalization='satlas-rgb'), extract_pyramid(three, values, normalization=rgb), 0
+    )
+    close(extract_pyramid(three, values), extract_pyramid(three, values, normalization='imagenet'), 0)
+    with pytest.raises(ValueError, match=r"normalization must be one of .*'landsat'"):
         extract_pyramid(backbone, COUNTS, normalization='landsat')
     with pytest.raises(TypeError, match=r'normalization must be a .*, got dict'):
         extract_pyramid(backbone, COUNTS, normalization=OPTIONS)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_state_dict, extract_pyramid
-from swin_dense.features import Extractor
+from swin_dense.features import Extractor, Normalization
 from swin_dense.features.extraction import Extraction
 from tests.checkpoint.helpers import prefixed
 from tests.conftest import ROOT, TINY, needs, photograph, randomize, tiny
@@ -200,7 +200,8 @@ def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplo
 def test_an_unpickled_extractor_warns_of_the_wrong_mean_too(tmp_path, caplog):
     backbone = randomize(SwinV2Backbone(**TINY, window_size=4, pretrained_window_size=4))
     torch.save(prefixed('backbone.backbone.', export_state_dict(backbone, 'torchvision')), tmp_path / 'a.pth')
-    extractor = Extractor(tmp_path / 'a.pth', levels=[32], pool='gem')
+    how = Normalization(bands=(2, 1, 0))
+    extractor = Extractor(tmp_path / 'a.pth', levels=[32], pool='gem', normalization=how)
     for _ in range(2):
         assert "ImageNet's mean, which these weights do not expect" in caplog.text
         caplog.clear()

@@ -11,6 +11,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.images.normalization import Normalization
 from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, photograph, randomize, tiny
 from tests.features.helpers import close, maps_of
@@ -65,7 +66,7 @@ def test_levels_mean_and_bgr(backbone):
     expected = alone(backbone, PHOTOGRAPH)
     close(extract_pyramid(backbone, PHOTOGRAPH[:, :, ::-1], bgr=True), expected)
     normalised = (PHOTOGRAPH / 255 - IMAGENET_MEAN) / IMAGENET_STD
-    close(extract_pyramid(backbone, normalised, mean=None, std=None), expected)
+    close(extract_pyramid(backbone, normalised, normalization=Normalization(None, None)), expected)
 
 
 def test_maps_are_ordinary_tensors_with_separate_storage(backbone):

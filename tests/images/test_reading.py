@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense.images.normalization import Normalization
 from swin_dense.images.pixels import ImageError
 from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import decoded_bytes, normalize, read_image, scale, to_tensor
@@ -187,7 +188,7 @@ def test_the_fourth_channel_of_an_array_is_not_dropped(convert, tile):
     with pytest.raises(ImageError, match='4 channels but the backbone takes 3'):
         extract_pyramid(backbone, source, tile=tile)
     expected = extract_pyramid(backbone, FOUR_CHANNELS[:, :, :3])
-    found = extract_pyramid(backbone, source, tile=tile, bands=(0, 1, 2))
+    found = extract_pyramid(backbone, source, tile=tile, normalization=Normalization(bands=(0, 1, 2)))
     for stride, level in expected.items():
         assert_near(found[stride], level, 1e-4)
 

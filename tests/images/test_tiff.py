@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense.images.normalization import Normalization
 from swin_dense.images.pixels import ImageError, Pixels
 from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
@@ -159,7 +160,7 @@ def test_bands_are_not_dropped(form, save):
     for options in ({}, {'tile': 224, 'overlap': 0}):
         with pytest.raises(ImageError, match=rf'x\.tif.*in_channels={len(img)}'):
             extract_pyramid(backbone, path, **options)
-        found = extract_pyramid(several, path, mean=0.4, std=0.2, **options)
+        found = extract_pyramid(several, path, normalization=Normalization(0.4, 0.2), **options)
         for level, exact in zip(found.values(), expected, strict=True):
             torch.testing.assert_close(level, exact[0], rtol=1e-4, atol=1e-5)
 

@@ -31,9 +31,7 @@ def of_five_bands(cfg, load):
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.dataset.pipeline[0] = {
             'type': 'swin_dense.mm.LoadBands',
-            'scale': SCALE,
-            'bands': BANDS,
-            **load,
+            'normalization': {'mean': 0, 'std': 1, 'scale': SCALE, 'bands': BANDS, **load},
         }
     cfg.model.backbone.in_channels = 5
     cfg.model.data_preprocessor.update(mean=None, std=None, bgr_to_rgb=False)
@@ -57,7 +55,7 @@ def with_bands(framework, data):
 
 def test_bands_are_read_as_stored_also_one_that_gdal_declares_as_opacity(tmp_path):
     values = counts(20, 30, 5)
-    load = LoadBands(scale=SCALE, bands=BANDS, clamp=True)
+    load = LoadBands({'mean': None, 'std': None, 'scale': SCALE, 'bands': BANDS, 'clamp': True})
     expected = np.clip(values[:, :, BANDS] / SCALE, 0, 1)
     for given in ({'img_path': write_tiff(tmp_path / 'a.tif', values)}, {'img': values}):
         results = load({**given, 'img_id': 3})
@@ -67,10 +65,11 @@ def test_bands_are_read_as_stored_also_one_that_gdal_declares_as_opacity(tmp_pat
         assert results['img_id'] == 3
     values = counts(20, 30, 4, most=255, dtype=np.uint8)
     given = {'img_path': write_tiff(tmp_path / 'rgbn.tif', values, photometric='rgb', extrasamples=['unassalpha'])}
+    as_stored = {'mean': None, 'std': None}
     of_four_bands = [
-        LoadBands(mean=(0.0,) * 4, std=1.0),
-        LoadBands(scale=(255.0,) * 4),
-        LoadBands(bands=(0, 1, 2, 3)),
+        LoadBands({'mean': (0.0,) * 4, 'std': 1.0}),
+        LoadBands({**as_stored, 'scale': (255.0,) * 4}),
+        LoadBands({**as_stored, 'bands': (0, 1, 2, 3)}),
     ]
     for load in of_four_bands:
         np.testing.assert_allclose(
@@ -78,12 +77,12 @@ def test_bands_are_read_as_stored_also_one_that_gdal_declares_as_opacity(tmp_pat
             values / 255,
             rtol=1e-6,
         )
-    three = LoadBands(mean=(0.0,) * 3, std=(1.0,) * 3)(given)['img']
+    three = LoadBands({'mean': (0.0,) * 3, 'std': (1.0,) * 3})(given)['img']
     np.testing.assert_allclose(three, values[..., :3] / 255, rtol=1e-6)
     with pytest.raises(ImageError, match=r'rgbn\.tif.*bands=\(0, 1, 2\) .*2, 3\)'):
-        LoadBands()(given)
+        LoadBands(as_stored)(given)
     with pytest.raises(ImageError, match='4 channels but the backbone takes 5'):
-        LoadBands(scale=(255.0,) * 5)(given)
+        LoadBands({**as_stored, 'scale': (255.0,) * 5})(given)
 
 
 @pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])

@@ -134,7 +134,8 @@ def _cure(path: str) -> str:
     except (ImageError, OSError):
         return 'replace them'
     bands = 1 if values.ndim == 2 else values.shape[2]
-    return f'read them with LoadBands(scale={_scale(values)}, bands={tuple(range(bands))}): docs/geotiff.md'
+    how = f'scale={_scale(values)}, mean=0, std=1, bands={tuple(range(bands))}'
+    return f'read them with LoadBands(normalization=dict({how})): docs/geotiff.md'
 
 
 def _scale(values: np.ndarray) -> int:
@@ -164,7 +165,8 @@ def _lost(kind: Header, which: str, path: str, image: np.ndarray) -> list[str]:
     if has_lost_bands:
         options.append(f'bands={tuple(range(kind.bands))}')
         notes.append(f'have {kind.bands} bands, of which LoadImageFromFile drops the last {kind.extra}')
-    return [f'{which} {" and ".join(notes)}; LoadBands({", ".join(options)}) reads them whole: docs/geotiff.md']
+    how = ', '.join([*options, 'mean=0', 'std=1'])
+    return [f'{which} {" and ".join(notes)}; LoadBands(normalization=dict({how})) reads them whole: docs/geotiff.md']
 
 
 def _is_upright(path: str, image: np.ndarray, orientation: int) -> bool:
