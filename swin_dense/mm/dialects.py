@@ -78,6 +78,7 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
         notes.append('drop_path_rate=0.2, the default of the authors')
     if is_classifier and not is_authors:
         _of_mmpretrain(new, notes, network)
+    _clamp_frozen_stages(new, notes, network)
     return new, sorted(notes)
 
 
@@ -121,6 +122,18 @@ def _of_mmpretrain(new: dict[str, Any], notes: list[str], network: str) -> None:
         notes.append('drop_rate acts in the blocks too, in mmpretrain only behind the patch embedding')
     if new.get('norm_cfg', _LAYER_NORMS[0]) not in _LAYER_NORMS:
         notes.append('norm_cfg applies to all norms, in mmpretrain only to those of the outputs')
+
+
+def _clamp_frozen_stages(new: dict[str, Any], notes: list[str], network: str) -> None:
+    """Freeze in place the stages that are built, where mmdet freezes those behind the last output, too."""
+    frozen, indices = new.get('frozen_stages', -1), new.get('out_indices')
+    if not isinstance(frozen, int) or not isinstance(indices, Sequence) or not indices:
+        return
+    stages = len(new.get('depths') or resolve_arch(new['arch'], network).depths)
+    built = max(indices) + 1
+    if 0 < built < frozen <= stages:
+        new['frozen_stages'] = built
+        notes.append(f'frozen_stages={frozen} becomes {built}: the stages behind the last of out_indices are not built')
 
 
 def _windows_of(stage_cfgs: Any) -> int | list[Any] | None:

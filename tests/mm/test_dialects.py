@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from mmdet.models.backbones import SwinTransformer
 
 from swin_dense import SwinDense, SwinDenseV2
 from swin_dense.mm import backbone as module
@@ -124,6 +125,11 @@ CONFIGS = {
         '  img_size is pretrain_img_size\n'
         '  norm_cfg applies to all norms, in mmpretrain only to those of the outputs',
     ),
+    'frozen behind the outputs': (
+        {**TINY, 'out_indices': (0, 1), 'frozen_stages': 3},
+        {**TINY, 'out_indices': (0, 1), 'frozen_stages': 2},
+        'frozen_stages=3 becomes 2: the stages behind the last of out_indices are not built',
+    ),
     'frozen by mmpretrain': (
         {**DUMPED, 'frozen_stages': 0, 'pad_small_map': True},
         {**TINY, 'out_indices': (1, 2, 3), 'frozen_stages': 1},
@@ -144,6 +150,17 @@ def described(backbone):
         [(str(block.drop_path), block.with_cp, str(block.attn)) for block in blocks],
         [m.eps for m in backbone.modules() if isinstance(m, torch.nn.LayerNorm)],
     )
+
+
+def test_stages_behind_the_outputs_are_frozen_as_in_mmdet():
+    """mmdet builds all stages; the parameters that both have are frozen in both, or in none."""
+    options = {**TINY, 'out_indices': (0, 1), 'frozen_stages': 3}
+    theirs, ours = SwinTransformer(**options), SwinDense(**options)
+    theirs.train()
+    frozen = {name: not parameter.requires_grad for name, parameter in theirs.named_parameters()}
+    assert all(frozen[name] is not parameter.requires_grad for name, parameter in ours.named_parameters())
+    with pytest.raises(ValueError, match='between -1 and 2'):
+        SwinDense(**{**options, 'frozen_stages': 5})
 
 
 @pytest.mark.parametrize(
