@@ -68,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
     )
+    parser.add_argument(
+        '--epochs',
+        type=int,
+        metavar='N',
+        help='train for N epochs, with schedules, warm-up and the interval of validation scaled (a recipe for COCO)',
+    )
+    parser.add_argument('--iters', type=int, metavar='N', help='the same in iterations (a recipe for ADE20K)')
     add_check_images(parser)
     add_settings(parser)
 
@@ -98,6 +105,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     from swin_dense.workbench.configs.experiment import SPLITS, Experiment
     from swin_dense.workbench.configs.layouts import class_names, find_places, split_data
     from swin_dense.workbench.configs.own_data import PLACES, find_endings, own_data
+    from swin_dense.workbench.configs.schedule import notes_on_schedule, set_length
 
     recipe = Experiment(config)
     recipe.check_scope()
@@ -113,10 +121,13 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
             raise ValueError('--val-share needs --out, beside which it writes the images of each part')
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force, reason))
     own_data(recipe, args.data_root, classes, places)
+    if args.epochs is not None or args.iters is not None:
+        set_length(recipe, args.epochs, args.iters)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     experiment = Experiment(config)
     experiment.check_scope()
     check_channels(experiment)
+    notes += notes_on_schedule(experiment)
     # After the settings, which number the steps of the recipe's pipelines.
     if args.mask_values is not None:
         map_values(experiment, _numbers('--mask-values', args.mask_values))

@@ -41,10 +41,8 @@ SMALL = {
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
 }
 SHORT = {
-    'fruit.py': 'train_cfg.max_epochs=1 train_cfg.val_interval=1 param_scheduler.1.end=1 '
-    'default_hooks.checkpoint.interval=1',
-    'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
-    '"train_dataloader.dataset.pipeline.2.crop_size=(64,64)"',
+    'fruit.py': '--epochs 1 --set train_cfg.val_interval=1',
+    'roads.py': '--iters 2 --set train_dataloader.batch_size=2 "train_dataloader.dataset.pipeline.2.crop_size=(64,64)"',
 }
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
@@ -109,7 +107,7 @@ def replace_large(block):
     for old, new in SMALL.items():
         block = block.replace(old, new)
     for name, settings in SHORT.items():
-        block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
+        block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 {settings} \3\n', block)
     return block
 
 
@@ -123,7 +121,7 @@ def test_a_page_runs(place, page):
     path = f'{place / "bin"}:{sys.prefix}/bin:{os.environ["PATH"]}'
     variables = {**environment(), 'PATH': path, 'PYTHONWARNINGS': 'ignore'}
     if page.stem == 'frameworks':  # the page does not create its config
-        options = f'--data-root data/fruit --classes "apple,ripe pear" --set {SHORT["mine.py"]}'
+        options = f'--data-root data/fruit --classes "apple,ripe pear" {SHORT["mine.py"]}'
         command = f'swin-dense config mask-rcnn_swin-demo_fpn --out mine.py {options}'
         completed(['bash', '-c', command], cwd=place, env=variables)
     completed(['bash', '-c', script(page)], cwd=place, env=variables)
