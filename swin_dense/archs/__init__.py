@@ -1,1 +1,1 @@
-"""The published architectures as data, their shapes and their weights."""
+"""The published architectures as data, and their weights."""

@@ -127,24 +127,24 @@ def compare(
     report.doubts = check_windows(described, weights, target, allow_partial)
     if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
         weights = _with_final_norm(weights, target)
-    tensors = weights.tensors
-    renamed = {name: tensor for name, tensor in tensors.items() if name not in target.names and is_standard(name)}
+    others = {name: tensor for name, tensor in weights.tensors.items() if name not in target.names}
+    renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
     if renamed:
         target = target.extended_by(renamed)
+    fitted = {}
     for name, shape in target.shapes.items():
         tensor = _fit(name, shape, weights, target, report)
-        if tensor is None:
-            report.missing.append(name)
-        else:
-            tensors[name] = tensor
-            report.loaded.append(name)
+        if tensor is not None:
+            fitted[name] = tensor
+    report.loaded = list(fitted)
+    report.missing = [name for name in target.shapes if name not in fitted]
     report.new = [name for name in report.missing if _is_new(name, weights, target)]
     unused = [name for name in weights.parameters if name not in target.shapes]
     excess = [key for name in unused for key in _report_unused(name, weights, target, report)]
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
         raise misfit(report, nearly(weights), options_of(weights.shapes), wanted, excess)
-    return {target.names[name]: tensors[name] for name in report.loaded}, report
+    return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
 def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, report: Report) -> Tensor | None:

@@ -5,6 +5,9 @@ import torch
 
 from swin_dense import SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict
+from swin_dense.checkpoint.compare import Target
+from swin_dense.checkpoint.convert import convert
+from swin_dense.checkpoint.load import load_weights
 from swin_dense.utils.choices import FAMILIES
 from tests.checkpoint.helpers import ARCH, FRAMEWORKS, build, build_peer, load, same_outputs
 from tests.conftest import equal_weights, randomize
@@ -121,3 +124,20 @@ def test_unbuilt_stages_and_unreturned_norms_are_left_out():
     assert reasons == {'stages above the last output', 'norms of stages that are not returned'}
     assert 'stages.2.downsample.reduction.weight' in report.left_out
     assert not report.unexpected
+
+
+def test_one_conversion_serves_several_models():
+    """Neither converting nor comparing changes what it is given."""
+    source = build(1, use_abs_pos_embed=True, pretrain_img_size=32)
+    state = {**export_state_dict(source, 'official'), 'norm.weight': torch.ones(64), 'norm.bias': torch.ones(64)}
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    weights = convert(state, 'the given dict')
+    shapes = weights.shapes
+    for options in ({'window_size': 5, 'in_channels': 4, 'pretrain_img_size': 48}, {'pretrain_img_size': 32}):
+        backbone = build(2, use_abs_pos_embed=True, **options)
+        for final_norm in (True, False):
+            report = load_weights(weights, Target.of(backbone), final_norm=final_norm, log=None)
+            assert bool(report.resized) == ('window_size' in options)
+            assert weights.shapes == shapes
+    assert equal_weights(backbone, source)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.items())

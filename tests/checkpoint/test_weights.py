@@ -51,6 +51,7 @@ class Row:
         around: other entries of the file.
         renamed: patterns in names, and what is in their place.
         as_arrays: whether the weights are NumPy arrays.
+        transposed: whether linear weights are (inputs, outputs).
     """
 
     family: str
@@ -63,6 +64,7 @@ class Row:
     around: dict = dataclasses.field(default_factory=dict)
     renamed: list = dataclasses.field(default_factory=list)
     as_arrays: bool = False
+    transposed: bool = False
 
     def content(self, backbone):
         """Return the content of the file for the weights of a backbone."""
@@ -72,9 +74,12 @@ class Row:
         state = {name: beside(name) for name in self.beside.split()}
         state |= prefixed(self.prefix, weights)
         state |= prefixed(self.twin, weights) if self.twin else {}
+        if self.transposed:
+            linear = [name for name, value in state.items() if value.ndim == 2 and 'relative' not in name]
+            state |= {name: state[name].T.contiguous() for name in linear}
         if self.as_arrays:
             state = {name: value.numpy() for name, value in state.items()}
-        return {self.under: state, **self.around} if self.under else state
+        return {**({self.under: state} if self.under else state), **self.around}
 
 
 def exported(backbone, family, norms):
@@ -180,6 +185,15 @@ ROWS = {
     'SatlasPretrain': Row(
         'torchvision', NONE, 'backbone.backbone.', beside='upsample.layers.0.0.weight backbone.backbone.head.weight'
     ),
+    'PaddleClas, PaddleDetection': Row(
+        'official',
+        NONE,
+        ending='.pdparams',
+        beside='norm.weight norm.bias layers.0.blocks.0.attn.relative_position_bias',
+        around={'StructuredToParameterName@@': {'norm.weight': 'layer_norm_52.w_0'}},
+        as_arrays=True,
+        transposed=True,
+    ),
     'torch.compile, DataParallel': Row('mmdet', ALL, 'module._orig_mod.'),
     'dicts of NumPy arrays': Row('mmdet', ALL, ending='.pkl', as_arrays=True),
 }
@@ -194,7 +208,7 @@ def build(name, seed):
 def write(path, content):
     if path.suffix == '.safetensors':
         pytest.importorskip('safetensors.torch').save_file(content, path)
-    elif path.suffix == '.pkl':
+    elif path.suffix in ('.pkl', '.pdparams'):
         path.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, path)
