@@ -8,7 +8,7 @@ from mmengine.registry import init_default_scope
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
-from swin_dense.workbench.configs.coco import look_at_coco
+from swin_dense.workbench.configs.coco import look_at_annotations
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
 
@@ -38,7 +38,7 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     notes: list[str] = []
     for dataset in different.values():
         if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
-            notes += look_at_coco(experiment.config, dataset.entry, dataset.is_evaluated, every_image)
+            notes += look_at_annotations(dataset, every_image)
         elif experiment.scope == 'mmseg':
-            notes += look_at_masks(experiment.config, dataset.entry, every_image)
+            notes += look_at_masks(dataset, every_image)
     return list(dict.fromkeys(notes))

@@ -6,7 +6,6 @@ objects as missed, for what is named here at once.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -18,9 +17,9 @@ from typing import Any
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
+from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.images import (
     absent_files,
     chosen,
@@ -29,8 +28,7 @@ from swin_dense.workbench.configs.images import (
     other_size,
     some,
 )
-from swin_dense.workbench.configs.own_data import below, endings_in
-from swin_dense.workbench.configs.parts import class_count, dicts
+from swin_dense.workbench.configs.own_data import endings_in
 from swin_dense.workbench.configs.segmentations import Mask, look_at_mask
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
@@ -45,25 +43,29 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     'categories': {'id': _IDS, 'name': _IDS},
     'annotations': {'id': _IDS, 'image_id': _IDS, 'category_id': _IDS},
 }
-# Models whose heads count something else than the classes of the data: any object, or the words of a text.
-_OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 
 
-def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
+def look_at_coco(config: Config, entry: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
+    """Look at one ``CocoDataset`` as :func:`look_at_annotations` does, given the config and the entry in it."""
+    split = 'val' if is_evaluated else 'train'
+    return look_at_annotations(DataSet(Experiment(config), entry, split, f'{split}_dataloader.dataset'), every_image)
+
+
+def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
     """Look at all annotations of a ``CocoDataset``, all its file names, and the headers of a sample of its images.
 
-    The default scope of mmengine must be that of the config. ``is_evaluated`` are data for validation or test, where
-    pycocotools reads the annotations too. With ``every_image``, all images are decoded. Return what was looked at, and
-    what is odd but no error; raise ValueError for what is one.
+    The default scope of mmengine must be that of the config. pycocotools reads the annotations for validation and test
+    too. With ``every_image``, all images are decoded. Return what was looked at, and what is odd but no error; raise
+    ValueError for what is one.
     """
-    path = Path(dataset.get('data_root') or '', dataset.ann_file)
+    path, is_evaluated = Path(data.annotations), data.is_evaluated
     content = read_coco(path)
     # Errors name the file that can be corrected.
     whole = content.get(SPLIT_OF)
     name = f'{whole}, in the part {path.name}' if isinstance(whole, str) and os.path.isfile(whole) else str(path)
     entries, annotations = content['images'], content.get('annotations') or []
     images = {entry['id']: entry for entry in entries}
-    used = _check_categories(name, content['categories'], config, dataset, is_evaluated)
+    used = _check_categories(name, content['categories'], data)
     wrong = [entry for entry in entries if not _are_numbers(entry, 'height', 'width')]
     if wrong:
         which = f'{len(wrong)} of {len(entries)} images are wrong, such as {_shown(wrong[0])}'
@@ -72,9 +74,8 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
         raise ValueError(f'{name} has {len(entries)} images with {len(images)} ids; number them anew')
     if not annotations and not is_evaluated:
         raise ValueError(f'{name} has no annotations, so there is nothing to train with')
-    metrics = str([part.get('metric') for part in dicts([config.get('val_evaluator'), config.get('test_evaluator')])])
-    needs_masks = any(step.get('with_mask') for step in dataset.get('pipeline') or ())
-    needs_masks = needs_masks or (is_evaluated and 'segm' in metrics)
+    metrics = str([evaluator.get('metric') for evaluator in data.evaluators])
+    needs_masks = any(step.get('with_mask') for step in data.pipeline) or (is_evaluated and 'segm' in metrics)
     masks = _check_annotations(name, annotations, images, content['categories'], is_evaluated, needs_masks)
     kept = [one for one in annotations if one['category_id'] in used]
     empty = len(images) - len({one['image_id'] for one in annotations})
@@ -89,9 +90,10 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
     else:
         notes.append(f'{path}: no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
     notes += _look_at_masks_of(path, masks)
-    notes += _count_images(name, path, dataset, images, {one['image_id'] for one in kept}, is_evaluated)
-    load = next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
-    return notes + _check_files(name, path, images, below(dataset, 'img'), load, every_image)
+    notes += _count_images(name, path, data, images, {one['image_id'] for one in kept})
+    if is_evaluated:
+        notes += _look_at_evaluation(path, data, kept)
+    return notes + _check_files(name, path, images, data, every_image)
 
 
 def read_coco(path: Path) -> Any:
@@ -123,33 +125,25 @@ def _shown(entry: Any) -> Any:
     return {key: value for key, value in entry.items() if key != 'segmentation'} if isinstance(entry, dict) else entry
 
 
-def _check_categories(
-    name: str, categories: Sequence[Any], config: Config, dataset: Any, is_evaluated: bool
-) -> dict[Any, Any]:
+def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> dict[Any, Any]:
     """Return the names of the categories that are classes, by id.
 
     The training data decide on the classes. Data to evaluate must have the same, or mmdet compares other classes.
     """
     found = [category['name'] for category in categories]
-    own = (dataset.get('metainfo') or {}).get('classes')
-    classes = own
-    if not classes:  # those of the data set's type, such as COCO's 80, if the package that defines it is installed
-        with DATASETS.switch_scope_and_registry(None) as registry:
-            kind = registry.get(dataset.type)
-        classes = found if kind is None else kind.METAINFO.get('classes') or found
-    count = len(classes)
-    with contextlib.suppress(ValueError):  # a model without num_classes
-        count = len(classes) if config.model.get('type') in _OTHER_COUNTS else class_count(config.model)
+    is_own = bool((data.entry.get('metainfo') or {}).get('classes'))
+    classes = data.classes or found
+    count = data.experiment.class_count or len(classes)
     absent = [one for one in classes if one not in found]
     model = '' if len(classes) == count else f', and a model of {count} classes'
     differ = (
         f'{name} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}{model}'
     )
-    if own and absent and not model:
+    if is_own and absent and not model:
         like = {str(one).strip().lower(): one for one in found}
         pairs = [f'{like[key]} to {one}' for one in absent if (key := str(one).strip().lower()) in like]
-        differ += _training_data(config, name)
-        if is_evaluated:
+        differ += _training_data(data, name)
+        if data.is_evaluated:
             cure = f'rename {some(pairs)}' if pairs else f'add {some(absent)} there, also without an annotation'
             raise ValueError(
                 f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
@@ -174,23 +168,18 @@ def _check_categories(
             f'{name} has the classes in the order {",".join(map(str, names))}, in which mmdet numbers them, but the '
             f'config has {",".join(map(str, classes))}'
         )
-        if is_evaluated:
+        if data.is_evaluated:
             raise ValueError(
-                f'{order}{_training_data(config, name)}; sort the list of categories in this file so, with any ids '
+                f'{order}{_training_data(data, name)}; sort the list of categories in this file so, with any ids '
                 f'(--classes {_quoted(classes)})'
             )
         raise ValueError(f'{order}; give them in the order of the file: {_as_option(name, names)}')
     return {category['id']: category['name'] for category in used}
 
 
-def _training_data(config: Config, name: str) -> str:
+def _training_data(data: DataSet, name: str) -> str:
     """Return the words that name the file of the training data, if it is another than that of the given name."""
-    loader = config.get('train_dataloader') or {}
-    files = [
-        os.path.join(part.get('data_root') or '', part['ann_file'])
-        for part in dicts(loader.get('dataset'))
-        if part.get('ann_file')
-    ]
+    files = [one.annotations for one in data.experiment.of(['train']) if one.annotations]
     return f', those of the training data in {files[0]}' if files and not name.startswith(files[0]) else ''
 
 
@@ -335,22 +324,18 @@ def _look_at_masks_of(path: Path, masks: Sequence[Mask]) -> list[str]:
     return notes
 
 
-def _count_images(
-    name: str, path: Path, dataset: Any, images: dict[Any, Any], with_boxes: set[Any], is_evaluated: bool
-) -> list[str]:
+def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], with_boxes: set[Any]) -> list[str]:
     """Return a note on images that mmdet leaves out by ``filter_cfg`` and ``indices``; raise ValueError for all."""
-    filters = {} if dataset.get('test_mode') else dataset.get('filter_cfg') or {}
-    side, indices = filters.get('min_size', 0), dataset.get('indices')
+    filters = {} if data.entry.get('test_mode') else data.entry.get('filter_cfg') or {}
+    side, indices = filters.get('min_size', 0), data.entry.get('indices')
     empty = {key for key in images if key not in with_boxes} if filters.get('filter_empty_gt') else set()
     small = {key for key, image in images.items() if min(image['width'], image['height']) < side} - empty
-    left = len(images) - len(empty) - len(small)
+    left, cure = len(images) - len(empty) - len(small), f'--set {data.address}.filter_cfg'
     reasons = []
     if empty:
-        reasons.append(
-            f'{len(empty)} without an annotation of the classes (filter_cfg.filter_empty_gt=False keeps them)'
-        )
+        reasons.append(f'{len(empty)} without an annotation of the classes ({cure}.filter_empty_gt=False keeps them)')
     if small:
-        reasons.append(f'{len(small)} with a side below {side} pixels (filter_cfg.min_size=1 keeps them)')
+        reasons.append(f'{len(small)} with a side below {side} pixels ({cure}.min_size=1 keeps them)')
     if indices is not None:
         number = abs(indices) if isinstance(indices, int) else len(indices)
         reasons.append(f'{max(0, left - number)} by indices={indices}')
@@ -360,15 +345,49 @@ def _count_images(
     if not left:
         raise ValueError(f'{name}: mmdet would leave out all {len(images)} images: {", ".join(reasons)}')
     used = f'{path}: mmdet uses {left} of {len(images)} images and leaves out {", ".join(reasons)}'
-    if is_evaluated:
-        return [f"{used}; COCO's evaluation counts the objects of all images (test_mode=True keeps them)"]
-    return [f'{used}, as in --set train_dataloader.dataset.filter_cfg.min_size=1']
+    if data.is_evaluated:
+        used += f"; COCO's evaluation counts the objects of all images (--set {data.address}.test_mode=True keeps them)"
+    return [used]
 
 
-def _check_files(name: str, path: Path, images: Any, folder: Path, load: Any, every_image: bool) -> list[str]:
+def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -> list[str]:
+    """Return notes on objects that COCO's evaluation counts as missed whatever a model finds."""
+    notes = []
+    for evaluator in data.evaluators:
+        compared = evaluator.get('ann_file')
+        if compared and not is_address(compared) and os.path.realpath(compared) != os.path.realpath(path):
+            notes.append(
+                f'{data.address} reads {path}, but its evaluator compares with {compared}: --set '
+                f'{data.split}_evaluator.ann_file={path} compares with the same'
+            )
+    limits = {
+        f'model.test_cfg.{where}{key}': part[key]
+        for where, part in _parts_of(data.experiment.model.get('test_cfg') or {})
+        for key in ('max_per_img', 'max_per_image')
+        if isinstance(part.get(key), int)
+    }
+    counts = Counter(one['image_id'] for one in annotations if not one.get('iscrowd'))
+    for address, limit in limits.items():
+        crowded = [count for count in counts.values() if count > limit >= 0]
+        if crowded:
+            notes.append(
+                f'{path}: {len(crowded)} images have more objects than the {limit} that the model returns, so that '
+                f'{sum(crowded) - limit * len(crowded)} count as missed: --set {address}={max(crowded)}'
+            )
+    return notes
+
+
+def _parts_of(test_cfg: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a detector's test_cfg that limit what it returns, with their address; proposals do not."""
+    parts = [(f'{key}.', part) for key, part in test_cfg.items() if isinstance(part, dict) and key != 'rpn']
+    return [('', test_cfg), *parts]
+
+
+def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image: bool) -> list[str]:
     """Check that the images exist and have the sizes of the annotations, and return notes on how they are loaded."""
-    if is_address(str(folder)):
+    if is_address(data.folder('img')):
         return []
+    folder = Path(data.folder('img'))
     files = {os.path.join(folder, image['file_name']): image for image in images.values()}
     absent = list(absent_files(list(files)))
     if absent:
@@ -377,7 +396,7 @@ def _check_files(name: str, path: Path, images: Any, folder: Path, load: Any, ev
             f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent)}; the folder is '
             f'{folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
         )
-    looked_at, notes = look_at_images(chosen(list(files), _SAMPLED, every_image), load, every_image)
+    looked_at, notes = look_at_images(chosen(list(files), _SAMPLED, every_image), data.loader, every_image)
     stated = {file: (files[file]['width'], files[file]['height']) for file in looked_at}
     wrong = [file for file in looked_at if looked_at[file].size != stated[file]]
     if wrong:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import mmcv
 import numpy as np
 from mmengine import fileio
-from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.classes import mapped_values
+from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.images import absent_files, chosen, look_at_images, other_size, some
 from swin_dense.workbench.configs.own_data import endings_in
-from swin_dense.workbench.configs.parts import class_count, dicts
+from swin_dense.workbench.configs.parts import dicts
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
 _LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
 
 
-def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> list[str]:
+def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     """Look at all file names of a data set of mmseg, and at the sizes and values of a sample of its masks.
 
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
     decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
     """
-    if not isinstance(dataset.get('type'), str):
+    dataset, pipeline = data.entry, data.pipeline
+    if not data.kind:
         raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
-    with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
-        kind = registry.get(dataset.type)
-    pipeline = dataset.get('pipeline') or []
+    with DATASETS.switch_scope_and_registry(data.experiment.scope) as registry:
+        kind = registry.get(data.kind)
     labelling = [step for step in pipeline if step.get('type') in _LABELLING]
     if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in labelling):
         return []  # not like mmseg's own data sets, which consist of images and masks
@@ -50,13 +49,13 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
                 f'{len(absent)} of {len(samples)} files are missing: {some(absent)} in {folder}, {endings_in(folder)} '
                 '(img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
-    classes = class_count(config.model)
-    ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(config.model) if 'ignore_index' in part)}
+    classes = data.experiment.class_count or len(data.classes) or _IGNORED
+    ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(data.experiment.model) if 'ignore_index' in part)}
     stored, found, not_used = set[int](), set[int](), set[int]()
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
     looked_at = chosen(samples, _SAMPLED, every_image)
-    images, notes = look_at_images([sample['img_path'] for sample in looked_at], pipeline[0], every_image)
+    images, notes = look_at_images([sample['img_path'] for sample in looked_at], data.loader, every_image)
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']
         mask = _stored(path)

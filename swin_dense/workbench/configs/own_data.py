@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import set_classes
@@ -118,16 +117,19 @@ def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, s
                 evaluator.ann_file = os.path.join(data_root or '', path)
 
 
-def below(dataset: Any, prefix: str) -> Path:
-    """Return a folder of a data set, such as that of the prefix 'img'."""
-    return Path(dataset.get('data_root') or '', dataset.get('data_prefix', {}).get(prefix) or '')
-
-
 def image_endings(folder: Path) -> Counter[str]:
-    """Count the images in a folder, searched recursively, by their ending."""
-    found = Counter(path.suffix for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES)
+    """Count the images in a folder, searched recursively, by their ending; those that differ in case are an error."""
+    images = [path for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    found = Counter(path.suffix for path in images)
     if not found:
         raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
+    (most, count), *others = found.most_common()
+    for ending, other in others:
+        if ending.lower() == most.lower():
+            raise ValueError(
+                f'in {folder}, {count} images end in {most} and {other} in {ending}, but mmseg reads one ending; '
+                f'rename the others: for name in *{ending}; do mv -n "$name" "${{name%{ending}}}{most}"; done'
+            )
     return found
 
 

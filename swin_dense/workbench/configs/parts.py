@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,12 +40,3 @@ def make_palette(count: int) -> list[tuple[int, ...]]:
 def is_panoptic(part: Any) -> bool:
     """Return whether a part of a model counts things and stuff separately, as mmdet's Mask2Former does."""
     return {'num_things_classes', 'num_stuff_classes'} <= set(part)
-
-
-def class_count(model: Any) -> int:
-    """Return the most frequent number of classes in a model; proposal heads have another than the other heads."""
-    counts = Counter(part['num_classes'] for part in dicts(model) if isinstance(part.get('num_classes'), int))
-    counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in dicts(model) if is_panoptic(part))
-    if not counts:
-        raise ValueError('no part of the model has num_classes, so its classes cannot be replaced')
-    return counts.most_common(1)[0][0]

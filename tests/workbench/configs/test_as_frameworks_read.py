@@ -16,7 +16,8 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 from pycocotools import mask as mask_tools
 
-from swin_dense.workbench.configs.coco import look_at_coco
+from swin_dense.workbench.configs.coco import look_at_annotations, look_at_coco
+from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.images import look_at_images
 from swin_dense.workbench.configs.masks import look_at_masks
 
@@ -349,10 +350,36 @@ def test_pixels_that_mmseg_ignores(tmp_path, reduce_zero, ignored):
     }
     model = {'decode_head': {'num_classes': len(names)}}
     config = Config({'default_scope': 'mmseg', 'model': model, 'train_dataloader': {'dataset': dataset}})
-    notes = look_at_masks(config, config.train_dataloader.dataset)
+    notes = look_at_masks(Experiment(config).datasets[0])
     built = DATASETS.build({**dataset, 'indices': None})
     labels = np.stack([built[index]['gt_seg_map'] for index in range(3)])
     share = 100 * (labels == 255).mean()
     text = ', '.join(map(str, ignored))
     assert f'{share:.2g} % of their pixels are ignored, those of the values {text}' in ' '.join(notes)
     assert numbers(notes, r'mmseg uses (\d+) of (\d+) images') == [len(DATASETS.build(dataset)), 3]
+
+
+def test_objects_that_an_evaluation_counts_as_missed(tmp_path):
+    """More objects than the model returns, and annotations that the evaluator does not compare with."""
+    annotations = []
+    for key in range(5):
+        box = {'category_id': 1, 'bbox': [2, 2 + 10 * key, 9, 9], 'area': 81, 'iscrowd': int(key == 4)}
+        annotations.append({**box, 'id': key + 1, 'image_id': 1})
+    Image.new('RGB', (64, 64)).save(tmp_path / '0.png')
+    content = {
+        'images': [{'id': 1, 'file_name': '0.png', 'width': 64, 'height': 64}],
+        'annotations': annotations,
+        'categories': [{'id': index, 'name': name} for index, name in enumerate(NAMES, 1)],
+    }
+    (tmp_path / 'a.json').write_text(json.dumps(content))
+    config, entry = coco_config(data_root=str(tmp_path), test_mode=True)
+    other = str(tmp_path / 'b.json')
+    config.val_evaluator = {'type': 'CocoMetric', 'metric': 'bbox', 'ann_file': other}
+    config.model.test_cfg = {'rpn': {'max_per_img': 2}, 'rcnn': {'max_per_img': 3}}
+    data = DataSet(Experiment(config), entry, 'val', 'val_dataloader.dataset')
+    *_, evaluator, limit = look_at_annotations(data)
+    assert evaluator.startswith(
+        f'val_dataloader.dataset reads {tmp_path}/a.json, but its evaluator compares with {other}'
+    )
+    assert '1 images have more objects than the 3 that the model returns, so that 1 count as missed: ' in limit
+    assert limit.endswith('--set model.test_cfg.rcnn.max_per_img=4')

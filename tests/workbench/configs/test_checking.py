@@ -232,7 +232,7 @@ def test_what_is_odd_is_noted(ten_fruits):
         f'{path}: 1 of 9 masks reach beyond their box, by up to 21 pixels; a box should hold its mask, because '
         'detectors such as Mask R-CNN learn only the part within',
         f'{path}: mmdet uses 8 of 10 images and leaves out 2 without an annotation of the classes '
-        '(filter_cfg.filter_empty_gt=False keeps them), as in --set train_dataloader.dataset.filter_cfg.min_size=1',
+        '(--set train_dataloader.dataset.filter_cfg.filter_empty_gt=False keeps them)',
         *notes[7:],
     ]
     assert f"{left_out}; COCO's evaluation counts 1 of them, all that are not marked 'iscrowd'" in ' '.join(notes[7:])

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from swin_dense.workbench.configs.experiment import Experiment
+from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
 from tests.workbench.configs.data import (
     CLASSES,
@@ -88,6 +88,23 @@ def test_lists_of_names_and_suffixes_choose_the_images(camvid, capsys):
     assert 'are read, not 1 .JPG' in capsys.readouterr().err
     kept = camvid.write('--set', 'train_dataloader.dataset.img_suffix=.JPG')
     assert kept.train_dataloader.dataset.img_suffix == '.JPG'
+
+
+def test_endings_that_differ_in_case_are_an_error(camvid, roads, capsys):
+    """mmseg reads the files of one ending, so that the others would be left out; a folder is no image."""
+    (camvid.root / 'train/more.PNG').mkdir()
+    camvid.write()
+    (camvid.root / 'train/0001TP_000000.png').rename(camvid.root / 'train/0001TP_000000.PNG')
+    said = camvid.refused()
+    assert f'in {camvid.root}/train, 3 images end in .png and 1 in .PNG, but mmseg reads one ending' in said
+    assert 'for name in *.PNG; do mv -n "$name" "${name%.PNG}.png"; done' in said
+    for kind in ('images', 'annotations'):
+        shutil.rmtree(roads.root / kind / 'validation')
+        (roads.root / kind / 'training').rename(roads.root / 'moved')
+        (roads.root / kind).rmdir()
+        (roads.root / 'moved').rename(roads.root / {'images': 'images', 'annotations': 'masks'}[kind])
+    (roads.root / 'images/0.png').rename(roads.root / 'images/0.Png')
+    assert '3 images end in .png and 1 in .Png' in roads.refused('--val-share', '0.5')
 
 
 def test_suffixes_are_inferred_from_folders_given_by_set(tmp_path):
@@ -240,5 +257,6 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     config = Config({'model': {}, 'val_dataloader': {'dataset': dataset}})
     with pytest.raises(ValueError, match=r'data_prefix.img_path of val_dataloader.dataset must be a str, got 3'):
         Experiment(config)
+    data = DataSet(Experiment(Config({'default_scope': 'mmseg', 'model': {}})), {'data_root': 'data/'}, 'train')
     with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
-        look_at_masks(Config({'default_scope': 'mmseg'}), Config({'data_root': 'data/'}))
+        look_at_masks(data)
