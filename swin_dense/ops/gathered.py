@@ -26,7 +26,6 @@ from swin_dense.ops.windows import (
     WindowSpec,
     region_ids,
     relative_position_bias,
-    slots_of_tokens,
     split_edge,
     tokens_of_slots,
     window_grid,
@@ -39,7 +38,7 @@ _stored = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tenso
 _stored.register_fake(torch.clone)
 _stored.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
 
-# In bytes. The plans of an image of 800 x 1344 pixels, two for each of four stages, take 3 MB.
+# In bytes, of all but the last plan. Those of an image of 800 x 1344 pixels, two for each of four stages, take 3 MB.
 MAX_PLAN_BYTES = 2**26
 # Attention kernels of older versions of torch for CUDA fail on more; the number of blocks of a grid has 16 bits.
 MAX_WINDOWS = 65_535
@@ -68,14 +67,12 @@ class Plan(NamedTuple):
 
     def nbytes(self) -> int:
         """Return the size of the tensors in bytes."""
-        tensors = (self.token_of_slot, self.slot_of_token, self.masks, self.regions)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum([part.nbytes for part in self if isinstance(part, Tensor)])
 
 
 def plan_windows(grid: Grid, device: torch.device) -> Plan:
     """Return the plan for the maps of a grid."""
     rows, columns = window_grid(*grid.size, grid.window)
-    num_tokens = math.prod(grid.window)
     regions_NT = region_ids(grid, device)
     # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
     order = regions_NT.amax(1).argsort(stable=True)
@@ -84,13 +81,14 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     regions_GT = torch.stack([regions_NT[first] for first in accumulate([0, *sizes[:-1]])])
     masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
     token_of_slot = tokens_of_slots(grid, device)[order].flatten()
-    place_of_window = order.argsort()
-    slots_S = slots_of_tokens(grid, device).flatten()
-    slot_of_token = place_of_window[slots_S // num_tokens] * num_tokens + slots_S % num_tokens
+    slot_of_token = torch.empty_like(token_of_slot)
+    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
+    height, width = grid.size
+    slot_of_token = slot_of_token.view(-1, columns * grid.window[1])[:height, :width].flatten()
     return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT)
 
 
-# The plans used last, in the order of use. Their tensors must not be modified.
+# Their tensors must not be modified.
 _plans: dict[tuple[Grid, torch.device, int], Plan] = {}
 # A CUDA graph reads the memory of the plans with which it was captured whenever it is replayed.
 _captured_plans: dict[tuple[Grid, torch.device], Plan] = {}
@@ -99,18 +97,12 @@ _captured_plans: dict[tuple[Grid, torch.device], Plan] = {}
 def cached_plan(grid: Grid, device: torch.device, stream: int = 0) -> Plan:
     """Return the plan for the maps of a grid, which is made once for each stream of a GPU."""
     key = grid, device, stream
-    plan = _plans.pop(key, None)  # and back to the end
+    plan = _plans.get(key)
     if plan is None:
+        if sum([other.nbytes() for other in list(_plans.values())]) > MAX_PLAN_BYTES:
+            _plans.clear()
         with torch.inference_mode(False):  # an inference tensor could not be used in training later
-            plan = plan_windows(grid, device)
-        others = list(_plans.items())
-        nbytes = plan.nbytes() + sum([other.nbytes() for _, other in others])
-        for other_key, other in others:
-            if nbytes <= MAX_PLAN_BYTES:
-                break
-            _plans.pop(other_key, None)  # another thread may have done so
-            nbytes -= other.nbytes()
-    _plans[key] = plan
+            plan = _plans[key] = plan_windows(grid, device)
     return plan
 
 

@@ -4,15 +4,19 @@ A model on the meta device would use plain operations, so the questions for the 
 torch's attention is replaced by what it does there. Parameters and the image are in one dtype: nothing is cast.
 """
 
+import contextlib
 from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_dense import SwinBackbone
+from swin_dense.models.layers import LayerNorm
 from swin_dense.ops import context
+from swin_dense.ops.norm import LEAST_IN_TRAINING
 from swin_dense.ops.triton import attention, gpu
 
 # Views are told by their schema; these neither launch anything.
@@ -112,3 +116,110 @@ def test_a_block_with_the_kernel():
     # Every product, qkv, projection and MLP, is one with its bias, because the kernel writes contiguous maps.
     assert counts['aten.addmm.default'] == 4 * 4
     assert counts['aten.bmm.default'] == 0
+
+
+# Kernels that one operation launches on CUDA, where it is not one.
+KERNELS = {
+    'aten.constant_pad_nd.default': 2,
+    'aten.convolution.default': 2,
+    'aten.convolution_backward.default': 3,
+    'aten.native_layer_norm_backward.default': 3,
+    'aten.slice_backward.default': 2,
+    'aten.select_backward.default': 2,
+    'swin_dense.triton_window_attention_backward.default': 2,
+}
+
+
+class Autocast(TorchFunctionMode):
+    """Cast as autocast to bfloat16 does on a GPU, for what a Swin calls; each weight is cast once in a pass."""
+
+    LOW = (F.linear, torch.conv2d)
+    FULL = (F.layer_norm,)
+
+    def __init__(self):
+        super().__init__()
+        self.weights = {}
+
+    def lower(self, value):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+            return value
+        if isinstance(value, torch.nn.Parameter):
+            if value not in self.weights:
+                self.weights[value] = value.bfloat16()
+            return self.weights[value]
+        return value.bfloat16()
+
+    def widen(self, value):
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        cast = self.lower if func in self.LOW else self.widen if func in self.FULL else None
+        if cast is not None:
+            args = [cast(value) for value in args]
+            kwargs = {name: cast(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+class NormOfAGpu(torch.autograd.Function):
+    """Launch as the kernel of LayerNorm does: once forward, and once and a sum backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, dtype):
+        ctx.save_for_backward(x, weight)
+        return x.new_empty(x.shape, dtype=dtype).zero_()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        partials = x.new_empty(528, 2, len(weight), dtype=torch.float32)
+        grad_weight, grad_bias = partials.sum(0).to(weight.dtype)
+        return torch.empty_like(x).zero_(), grad_weight, grad_bias, None
+
+
+@pytest.fixture
+def launches_of_swin_t(monkeypatch):
+    """Return a function that counts launches of a forward and a backward pass of 2 images of 800 x 1344 pixels."""
+
+    def count(is_pure, trains, least_norm=0):
+        def normalise(self, x):
+            dtype = torch.bfloat16 if is_pure or self.feeds_linear else torch.float32
+            if trains and x.numel() < least_norm:
+                return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            return NormOfAGpu.apply(x, self.weight, self.bias, dtype)
+
+        monkeypatch.setattr(LayerNorm, 'forward', normalise)
+        dtype = torch.bfloat16 if is_pure else torch.float32
+        model = SwinBackbone('t', attn_backend='triton', drop_path_rate=0.2).to('meta', dtype).train(trains)
+        img = torch.empty(2, 3, 800, 1344, device='meta', dtype=dtype)
+        autocast = contextlib.nullcontext if is_pure else Autocast
+        with torch.set_grad_enabled(trains), Launches() as forward, autocast():
+            outs = model(img)
+        with Launches() as backward:
+            if trains:
+                torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
+        return [
+            sum(number * KERNELS.get(name, 1) for name, number in counter.counts.items())
+            for counter in (forward, backward)
+        ]
+
+    return count
+
+
+@of_kernel
+def test_launches_of_a_swin_t(launches_of_swin_t):
+    """A bound for each way in which the pass is the host's: 343, 188 and 409 + 612 before norms and table."""
+    inference, _ = launches_of_swin_t(is_pure=False, trains=False)
+    assert inference <= 270
+    pure, _ = launches_of_swin_t(is_pure=True, trains=False)
+    assert pure <= 165
+    forward, backward = launches_of_swin_t(is_pure=False, trains=True)
+    assert forward <= 333
+    assert backward <= 450
+
+
+@of_kernel
+def test_launches_of_eager_training_where_small_norms_are_torchs(launches_of_swin_t):
+    forward, backward = launches_of_swin_t(is_pure=False, trains=True, least_norm=LEAST_IN_TRAINING)
+    assert forward <= 370
+    assert backward <= 515

@@ -1,0 +1,131 @@
+"""Test how compiled kernels are launched: without a GPU, and with a stand-in for Triton or for its driver."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from swin_dense.ops.triton import attention, choice, gpu
+from swin_dense.ops.triton.launch import Launch
+from swin_dense.ops.windows import WindowSpec
+from tests.ops.devices import run_python
+
+
+class Kernel:
+    """A kernel that records what it is compiled for and launched with."""
+
+    arg_names = ('x', 'out', 'rows', 'eps', 'BLOCK')
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def warmup(self, *tensors, grid, **arguments):
+        self.compiled.append((tensors[0].dtype, arguments))
+        return {grid: lambda *values: self.launched.append(values)}
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(gpu, 'IS_INTERPRETED', False)
+    monkeypatch.setattr(torch.cuda, 'device_of', lambda tensor: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+
+
+def test_numbers_and_constants_are_in_the_order_of_the_kernel():
+    kernel = Kernel()
+    launch = Launch(kernel, 3, {'BLOCK': 64, 'eps': 0.5, 'rows': 7}, {'num_warps': 4})
+    x, out = torch.zeros(2, 1)
+    for _ in range(3):
+        launch(x, out)
+    assert kernel.launched == [(x, out, 7, 0.5, 64)] * 3
+    assert kernel.compiled == [(torch.float32, {'BLOCK': 64, 'eps': 0.5, 'rows': 7, 'num_warps': 4})]
+
+
+def test_other_dtypes_are_other_kernels():
+    kernel = Kernel()
+    launch = Launch(kernel, 3, {'rows': 7, 'eps': 0.5, 'BLOCK': 64}, {})
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        launch(torch.zeros(1, dtype=dtype), torch.zeros(1))
+    assert [dtype for dtype, _ in kernel.compiled] == [torch.float32, torch.bfloat16]
+    assert len(kernel.launched) == 4
+
+
+def test_nothing_is_launched_for_no_programs():
+    kernel = Kernel()
+    Launch(kernel, 0, {'rows': 0, 'eps': 0.5, 'BLOCK': 64}, {})(torch.zeros(1), torch.zeros(1))
+    assert not kernel.compiled
+
+
+def test_an_argument_that_the_kernel_does_not_have_is_refused():
+    with pytest.raises(KeyError, match='rows'):
+        Launch(Kernel(), 3, {'lines': 7, 'eps': 0.5, 'BLOCK': 64}, {})
+
+
+@pytest.mark.parametrize(
+    ('kernel', 'message'),
+    [
+        (SimpleNamespace(arg_names=['scale']), r'KeyError'),
+        (SimpleNamespace(), r"AttributeError.*'arg_names'"),
+    ],
+)
+def test_another_triton_ends_in_the_trial(monkeypatch, kernel, message):
+    """One warning gives the cause and the remedy, and 'auto' is torch's attention."""
+    names = ('forward', 'backward_queries', 'backward_keys', 'table_gradient')
+    monkeypatch.setattr(attention, 'kernels', SimpleNamespace(**dict.fromkeys(names, kernel)))
+    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(gpu, 'unsupported_device_reason', lambda device: None)
+    attention._launches.cache_clear()
+    spec = WindowSpec(2, (7, 7), (3, 3), 0.25)
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert not choice.is_kernel(torch.zeros(1, 9, 8, 32), None, spec, 0.0)
+    (warning,) = caught
+    assert 'swin-dense doctor' in str(warning.message)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
+def test_triton_gets_the_same_arguments_as_by_its_own_call():
+    """The launcher of the driver is replaced: what reaches it by our launch equals what ``kernel[grid]`` passes on."""
+    out = run_python(
+        """
+        import contextlib, torch, triton
+        from types import SimpleNamespace
+        from triton.backends.compiler import GPUTarget
+
+        launched = []
+
+        class Driver:
+            get_current_target = lambda self: GPUTarget('cuda', 90, 32)
+            get_current_device = lambda self: 0
+            get_current_stream = lambda self, device: 0
+            launcher_cls = lambda self, src, metadata: lambda *values: launched.append(values)
+            utils = SimpleNamespace(
+                get_device_properties=lambda device: {'max_shared_mem': 232448},
+                load_binary=lambda *inputs: (0, 1, 32, 0, 1024),
+            )
+
+        triton.runtime.driver.set_active(Driver())
+        torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
+        from swin_dense.ops.triton import norm
+
+        x = torch.zeros(40, 96)
+        weight = torch.ones(96)
+        for _ in range(2):
+            norm.forward(x, weight, weight, 1e-5, torch.bfloat16)
+        launch = norm._launches(x.numel(), 96, x.device, 1e-5).forward
+        out = torch.empty(40, 96, dtype=torch.bfloat16)
+        launch._kernel[launch._grid](x, weight, weight, out, **launch._arguments, **launch._options)
+        ours, again, theirs = launched
+
+        def plain(values):
+            return [value for value in values if isinstance(value, (int, float, tuple))]
+
+        assert plain(ours) == plain(again) == plain(theirs), (plain(ours), plain(theirs))
+        tensors = [[tuple(value.shape) for value in values if isinstance(value, torch.Tensor)] for values in launched]
+        assert tensors == [[(40, 96), (96,), (96,), (40, 96)]] * 3
+        print('same')
+        """,
+        TRITON_INTERPRET='0',
+    )
+    assert out.strip() == 'same'
