@@ -20,7 +20,8 @@ from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
-from swin_dense.workbench.recipes.files import load_recipe
+from swin_dense.workbench.recipes.files import load_recipe, recipe_root
+from swin_dense.workbench.recipes.zoo import published_weights
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -62,6 +63,31 @@ def read_config(args: argparse.Namespace) -> Config:
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
     return config
+
+
+def published_checkpoint(recipe: str, command: str, where: str) -> str:
+    """Return the address of the published weights of a recipe.
+
+    Args:
+        recipe: the first argument of a command.
+        command: that command.
+        where: the place of the checkpoint among its arguments.
+
+    Raises:
+        ValueError: it is a config file, or no weights are published for the recipe.
+    """
+    if Path(recipe).is_file():
+        raise ValueError(
+            f'{recipe} is a config file, for which no weights are published; give its checkpoint {where}: '
+            f'swin-dense {command} {recipe} CHECKPOINT'
+        )
+    address = published_weights(recipe_root(), Path(recipe).name.removesuffix('.py'))
+    if not address:
+        raise ValueError(
+            f'no weights are published for the recipe {recipe}; give a checkpoint {where}, or take a recipe '
+            'with weights (`swin-dense zoo --weights` lists them)'
+        )
+    return address
 
 
 @contextmanager

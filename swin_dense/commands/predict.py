@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import swin_dense
-from swin_dense.commands._mm import add_allow_partial, checkpoint_file, read_config
+from swin_dense.commands._mm import add_allow_partial, checkpoint_file, published_checkpoint, read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
 from swin_dense.images.listing import is_image, real_path, walk
 from swin_dense.utils import checks
@@ -44,8 +44,6 @@ from swin_dense.utils.choices import EXPORTED, PRECISIONS, RUNTIMES
 from swin_dense.utils.digest import file_digest
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
-from swin_dense.workbench.recipes.files import recipe_root
-from swin_dense.workbench.recipes.zoo import published_weights
 
 GROUP = 'models'
 EXTRA = 'mm'
@@ -187,7 +185,7 @@ def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[st
         return loaded, {'model': digest, 'runtime': runtime, 'precision': precision, 'score': args.score}
     args.config = model[0]
     config = read_config(args)
-    place = model[1] if len(model) > 1 else _address_of_weights(args.config)
+    place = model[1] if len(model) > 1 else published_checkpoint(args.config, 'predict', 'before the images')
     from swin_dense.commands._backbone import device_of
     from swin_dense.workbench.predict import Predictor, settings_digest
 
@@ -197,21 +195,6 @@ def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[st
         predictor = Predictor(config, checkpoint, str(device_of(args)), args.score, args.allow_partial)
         digest = file_digest(Path(checkpoint))
     return predictor, {'config': settings_digest(config), 'checkpoint': digest, 'score': args.score}
-
-
-def _address_of_weights(recipe: str) -> str:
-    if Path(recipe).is_file():
-        raise ValueError(
-            f'{recipe} is a config file, for which no weights are published; give its checkpoint before the images: '
-            f'swin-dense predict {recipe} CHECKPOINT IMAGE...'
-        )
-    address = published_weights(recipe_root(), Path(recipe).name.removesuffix('.py'))
-    if not address:
-        raise ValueError(
-            f'no weights are published for the recipe {recipe}; give a checkpoint before the images, or take a recipe '
-            'with weights (`swin-dense zoo --weights` lists them)'
-        )
-    return address
 
 
 def _print_failure(image: str, error: Exception) -> None:

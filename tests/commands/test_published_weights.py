@@ -7,17 +7,20 @@ import threading
 
 import pytest
 import torch
+from mmdet.datasets import CocoDataset
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
-from swin_dense.commands import predict
+from swin_dense.commands import _mm
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.recipes.files import load_recipe, recipe_root
-from swin_dense.workbench.recipes.zoo import published_weights
+from swin_dense.workbench.recipes.zoo import beside_published, find_recipe, published_weights
 from tests.checkpoint.test_downloads import Server
+from tests.processes import cli
 
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 # Make its model small.
 SMALL = [
     'model.backbone.embed_dims=8',
@@ -46,7 +49,7 @@ def publish(folder, monkeypatch):
     for name in ('configs', 'model-index.yml'):
         copy = shutil.copytree if name == 'configs' else shutil.copy
         copy(recipe_root() / name, folder / 'recipes' / name)
-    monkeypatch.setattr(predict, 'recipe_root', lambda: folder / 'recipes')
+    monkeypatch.setattr(_mm, 'recipe_root', lambda: folder / 'recipes')
 
     def replace(address):
         metafile = folder / 'recipes/configs/mask_rcnn/metafile.yml'
@@ -96,6 +99,48 @@ def test_without_a_network_the_message_says_where_to_put_the_file(publish, folde
     assert 'give its path, or copy it to' in told
     assert str(folder / 'cache') in re.search(r'or copy it to (\S+/weights\.pth)$', told, re.M)[1]
     assert not (folder / 'predictions').exists()
+    assert main(['test', *words]) == 2
+    assert 'http://127.0.0.1:1/weights.pth cannot be fetched' in capsys.readouterr().err
+
+
+def test_the_published_figures_stand_beside_the_measured_ones(tmp_path, demo_data):
+    """On the demo's images in place of COCO, with its 80 classes, and random weights in place of the published ones."""
+    data = shutil.copytree(demo_data / 'coco', tmp_path / 'another place')
+    annotations = data / 'annotations/instances_val2017.json'
+    coco = json.loads(annotations.read_text())
+    names = CocoDataset.METAINFO['classes']
+    coco['categories'] = [{'id': index, 'name': name} for index, name in enumerate(names, 1)]
+    annotations.write_text(json.dumps(coco))
+    write_weights(tmp_path / 'weights.pth')
+    loader = ['test_dataloader.num_workers=0', 'test_dataloader.persistent_workers=False']
+    settings = [*SMALL, *loader, 'test_dataloader.dataset.pipeline.1.scale=(160,160)']
+    options = ['--data-root', data, '--work-dir', tmp_path, '--set', *settings]
+    printed = cli('test', RECIPE, tmp_path / 'weights.pth', *options).stdout
+    assert re.search(r'^box AP: \d+\.\d measured, 42\.7 published: \d+\.\d lower$', printed, re.M)
+    assert re.search(r'^mask AP: \d+\.\d measured, 39\.3 published: \d+\.\d lower$', printed, re.M)
+    assert 'published by mmdet 3.3.0, https://github.com/open-mmlab/mmdetection/' in printed
+
+
+def test_figures_agree_within_the_decimals_that_were_published():
+    recipe = find_recipe(recipe_root(), RECIPE)
+    lines = beside_published(recipe, {'coco/bbox_mAP': 0.427, 'coco/segm_mAP': 0.395})
+    assert lines[:2] == [
+        'box AP: 42.7 measured, 42.7 published: agrees',
+        'mask AP: 39.5 measured, 39.3 published: 0.2 higher',
+    ]
+    assert beside_published(recipe, {'coco/bbox_mAP': 0.5}, tta=True) == []
+    recipe = find_recipe(recipe_root(), UPERNET)
+    one, *_ = beside_published(recipe, {'mIoU': 44.51})
+    assert one == 'mIoU: 44.51 measured, 44.41 published: 0.10 higher'
+    one, *_ = beside_published(recipe, {'mIoU': 45.79}, tta=True)
+    assert one == 'mIoU(ms+flip): 45.79 measured, 45.79 published: agrees'
+    assert find_recipe(recipe_root(), 'mine') is None
+
+
+def test_a_config_file_has_no_published_weights(tmp_path, capsys):
+    (tmp_path / 'mine.py').write_text('model = dict()')
+    assert main(['test', str(tmp_path / 'mine.py')]) == 2
+    assert f'swin-dense test {tmp_path}/mine.py CHECKPOINT' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

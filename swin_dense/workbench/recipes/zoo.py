@@ -24,6 +24,15 @@ FOLDERS = (
     *FRAMEWORKS,
 )
 
+# The metrics of mmdet and mmseg for those of the metafiles, and what makes them percent.
+MEASURED = {
+    'box AP': ('coco/bbox_mAP', 100),
+    'mask AP': ('coco/segm_mAP', 100),
+    'PQ': ('coco_panoptic/PQ', 1),
+    'mIoU': ('mIoU', 1),
+    'mIoU(ms+flip)': ('mIoU', 1),
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -89,6 +98,34 @@ def published_weights(root: Path, name: str) -> str:
     """Return the address of the published weights of the recipe with a name, '' if there are none."""
     models = (model for folder in FOLDERS for model in _models(root, folder))
     return next((model.get('Weights', '') for model in models if Path(model['Config']).stem == name), '')
+
+
+def find_recipe(root: Path, name: str) -> Recipe | None:
+    """Return the recipe with a name, or None."""
+    recipes = (recipe for folder in FOLDERS for recipe in read_zoo(root, folder))
+    return next((recipe for recipe in recipes if recipe.config.stem == name), None)
+
+
+def beside_published(recipe: Recipe, measured: dict[str, float], tta: bool = False) -> list[str]:
+    """Return a line for each published figure of a recipe that was measured too, and one on their source.
+
+    Args:
+        recipe: that recipe.
+        measured: the metrics that mmdet or mmseg returned, by name.
+        tta: whether test-time augmentation was used; its figures are compared with those that were published with it.
+    """
+    lines = []
+    for name, published in recipe.metrics.items():
+        metric, factor = MEASURED.get(name, ('', 1))
+        if metric not in measured or tta != name.endswith('(ms+flip)'):
+            continue
+        decimals = len(str(published).partition('.')[2])  # of the published figure
+        found = round(factor * measured[metric], decimals)
+        difference = f'{abs(found - published):.{decimals}f} {"lower" if found < published else "higher"}'
+        verdict = 'agrees' if found == published else difference
+        lines.append(f'{name}: {found:.{decimals}f} measured, {published} published: {verdict}')
+    sources = {f'{result["Published By"]}, {result["Source"]}' for result in recipe.model.get('Results', [])}
+    return [*lines, *(f'published by {source}' for source in sorted(sources))] if lines else []
 
 
 def _models(root: Path, folder: str) -> list[dict[str, Any]]:
