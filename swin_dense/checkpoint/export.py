@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.compare import Target
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.resize import offsets
-from swin_dense.ops.windows import log_spaced_offsets
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_destination, write_tensors, written_whole
 from swin_dense.utils.choices import FAMILIES
@@ -49,7 +48,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
         torch.Size([288, 96])
     """
     target = Target.of(backbone)
-    own = dict(backbone.named_parameters(remove_duplicate=False))
+    own = backbone.state_dict()
     parameters = {name: own[key].detach() for name, key in target.names.items()}
     checks.one_of('family', family, FAMILIES)
     layout = EXPORTED[family]
@@ -72,9 +71,8 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
         for key, tensor in zip(layout.write(name), tensors, strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
-                trained = target.backbone.trained_windows[name.stage]
-                grid = (1, *offsets(window), 2)
-                exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
+                coordinates = target.names[our_name].replace('logit_scale', COORDINATES)
+                exported[key.replace('logit_scale', COORDINATES)] = own[coordinates]
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
                 rows, columns = (torch.arange(side) for side in window)
