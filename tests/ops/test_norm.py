@@ -142,19 +142,84 @@ def test_the_kernel_passes_its_trial(dtypes, channels):
     assert choice._reason_against(trial) is None
 
 
-def of_the_biased_variance(x, weight, bias, eps, dtype):
+NORM_TRIAL = trials.NormTrial(torch.device('cpu'), LOW, torch.float32, torch.float32, 96, True)
+
+
+def right_forward(x, weight, bias, eps, dtype):
+    return torchs(x.float(), weight.float(), bias.float()).to(dtype)
+
+
+def right_backward(grad, x, weight, eps):
+    leaves = [x.float().requires_grad_(), weight.float().requires_grad_(), torch.zeros(len(weight)).requires_grad_()]
+    return torch.autograd.grad(torchs(*leaves), leaves, grad.float())
+
+
+def with_the_unbiased_variance(x, weight, bias, eps, dtype):
     """Return a norm that divides by one channel too few."""
     centred = x.float() - x.float().mean(-1, keepdim=True)
     normalised = centred / (x.float().var(-1, keepdim=True) + eps).sqrt()
     return (normalised * weight + bias).to(dtype)
 
 
-@pytest.mark.usefixtures('_on_a_gpu')
-def test_a_kernel_that_errs_is_not_used_and_a_warning_says_so(monkeypatch):
-    monkeypatch.setattr(norm, 'forward', of_the_biased_variance)
-    trial = trials.NormTrial(torch.device('cpu'), torch.float32, torch.float32, torch.float32, 96, False)
+def without_the_bias(x, weight, bias, eps, dtype):
+    return right_forward(x, weight, 0 * bias, eps, dtype)
+
+
+def with_a_nan(x, weight, bias, eps, dtype):
+    out = right_forward(x, weight, bias, eps, dtype)
+    out.view(-1)[-1] = torch.nan
+    return out
+
+
+def without_the_mean(grad, x, weight, eps):
+    """Forget what the mean takes away from the gradient of the map."""
+    grad_x, grad_weight, grad_bias = right_backward(grad, x, weight, eps)
+    factor = (x.float().var(-1, correction=0, keepdim=True) + eps).rsqrt()
+    return grad_x + (grad.float() * weight).mean(-1, keepdim=True) * factor, grad_weight, grad_bias
+
+
+def without_the_last_row(grad, x, weight, eps):
+    grad_x, grad_weight, _ = right_backward(grad, x, weight, eps)
+    return grad_x, grad_weight, grad.float().flatten(0, -2)[:-1].sum(0)
+
+
+def with_the_gradients_exchanged(grad, x, weight, eps):
+    grad_x, grad_weight, grad_bias = right_backward(grad, x, weight, eps)
+    return grad_x, grad_bias, grad_weight
+
+
+@pytest.fixture
+def _right_kernel(monkeypatch, _on_a_gpu):
+    monkeypatch.setattr(norm, 'forward', right_forward)
+    monkeypatch.setattr(norm, 'backward', right_backward)
+
+
+@pytest.mark.usefixtures('_right_kernel')
+def test_a_right_kernel_passes():
+    assert choice.has_passed(NORM_TRIAL)
+
+
+FAULTS = [
+    ('forward', without_the_bias),
+    ('forward', with_a_nan),
+    ('backward', without_the_mean),
+    ('backward', without_the_last_row),
+    ('backward', with_the_gradients_exchanged),
+]
+
+
+@pytest.mark.usefixtures('_right_kernel')
+@pytest.mark.parametrize(
+    ('dtype', 'function', 'fault'),
+    [
+        (torch.float32, 'forward', with_the_unbiased_variance),  # half a percent, which bfloat16 would round away
+        *[(dtype, *fault) for dtype in (torch.float32, LOW) for fault in FAULTS],
+    ],
+)
+def test_a_kernel_that_errs_is_not_used_and_a_warning_says_so(monkeypatch, dtype, function, fault):
+    monkeypatch.setattr(norm, function, fault)
     with pytest.warns(UserWarning, match=r"is torch's LayerNorm on cpu.*differ.*norm_cfg=torch.nn"):
-        assert not choice.has_passed(trial)
+        assert not choice.has_passed(NORM_TRIAL._replace(out_dtype=dtype))
 
 
 class OnGpu(torch.Tensor):
