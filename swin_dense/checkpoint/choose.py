@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import Tensor
 
 from swin_dense.checkpoint.families import FAMILY_OF_SCHEME, MARKS_OF_V2, SCHEMES, Family, plain_name
-from swin_dense.checkpoint.report import CheckpointError, listed, shortened
+from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import StandIn
+from swin_dense.utils.checks import shortened
 from swin_dense.utils.choices import FAMILIES
 
 Value = Tensor | StandIn

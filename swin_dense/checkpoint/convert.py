@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.choose import Value, choose, family_of, outside
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, plain_name
-from swin_dense.checkpoint.report import CheckpointError, shortened
+from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import offsets, trained_window, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
+from swin_dense.utils.checks import shortened
 
 TABLE = '.relative_position_bias_table'
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.

@@ -26,11 +26,12 @@ from torch import Tensor
 from torch.hub import tqdm
 
 from swin_dense.archs.weights import place_of, suggestion
-from swin_dense.checkpoint.report import CheckpointError, listed, shortened
+from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address, shown
 from swin_dense.utils.atomic import alone, remove, written_whole
+from swin_dense.utils.checks import shortened
 from swin_dense.utils.digest import file_digest
 
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
+from swin_dense.utils.checks import shortened
 
 _LISTED = 4  # names in a message
-_SHOWN = 250  # characters of a name in a message; a name in a file can have any length
 _LOAD_WHAT_FITS = (
     'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
@@ -77,12 +77,6 @@ def listed(names: Iterable[str], separator: str = ', ') -> str:
     names = list(names)
     more = f'{separator}... ({len(names)} in all)' if len(names) > _LISTED else ''
     return separator.join(map(shortened, names[:_LISTED])) + more
-
-
-def shortened(name: str) -> str:
-    """Return a name, or another text of a file, as one that can be printed, without the middle of a long one."""
-    name, half = name if name.isprintable() else ascii(name)[1:-1], _SHOWN // 2
-    return name if len(name) <= _SHOWN else f'{name[:half]}...{name[-half:]}'
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:

@@ -43,32 +43,58 @@ _OF_MMSEG = (
     'Default ``avg_non_ignore`` is False',
     'For binary segmentation, we suggest',
 )
+NO_READER = 128 + 13  # status of programs that SIGPIPE ends, because the reader of their output has gone
 _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
+    _replace_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] not in command_names():
         _print_overview(arguments[:1])  # or the version or an error, and exits
     name = arguments[0]
     _print_log()
+    args = argparse.Namespace(out=None)
     try:
         args = parser_of(name).parse_args(arguments[1:])
         status = args.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _discard_output()
+        return 0 if getattr(args, 'out', None) is None else NO_READER  # which may have written a part of its files
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         explanation = _explained(error)
         if explanation is None or os.environ.get(TRACEBACK):
             raise
-        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
+        try:
+            print(f'swin-dense {name}: error: {explanation}', file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            _discard_output()
         return 2
+
+
+def _replace_closed_streams() -> None:
+    """Discard what is printed to a stream that the shell closed, as in `swin-dense zoo >&-`.
+
+    Otherwise the next file that is opened would get its number, and what libraries print.
+    """
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w', encoding='utf-8'))
+
+
+def _discard_output() -> None:
+    """Let Python write what it still holds for closed pipes to nowhere, or it would print an error at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -88,6 +114,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def _print_log() -> None:
     """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
     logging.basicConfig(format='%(message)s')
+    logging.raiseExceptions = False  # a line that cannot be written, as to a closed pipe, has no traceback
     warnings.filterwarnings('ignore', module='PIL')
     for start in _OF_MMSEG:
         warnings.filterwarnings('ignore', re.escape(start), module='mmseg')

@@ -126,6 +126,8 @@ def run_to_its_end(start: Callable[[], object]) -> int:
     """Call a long-running function and return the exit status: 1 with a traceback on error, not 2 for wrong usage."""
     try:
         start()
+    except BrokenPipeError:  # the reader of the output has gone
+        return 1
     except (ValueError, TypeError, OSError, ImportError) as error:
         if isinstance(error, swin_dense.CheckpointError):
             print(f'{error}\n{_OTHER_WEIGHTS}', file=sys.stderr)

@@ -106,7 +106,7 @@ def _read(file: Path, parse: Callable[[Path], Content]) -> Content:
     try:
         return parse(file)
     except (ValueError, TypeError) as error:
-        reason = str(error).partition('\n')[0]
+        reason = checks.shortened(str(error).partition('\n')[0])
         raise ValueError(
             f'{file} is damaged, or not of `swin-dense features` ({reason}); move it away, or choose another folder'
         ) from error

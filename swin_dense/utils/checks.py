@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+_SHOWN = 250  # characters of a text of a file in a message; in a file it can have any length
+
 
 class OptionError(ValueError, AssertionError):
     """An option has an invalid value. Also an AssertionError, which mmdet and mmseg raise for invalid options."""
@@ -74,7 +76,7 @@ def file_format(name: str, content: Mapping[str, Any], newest: int) -> None:
     """
     written = content.get('format', 1)
     if isinstance(written, bool) or not isinstance(written, int) or written < 1:
-        raise ValueError(f'{name} is damaged: its format must be an integer from 1, got {written!r}')
+        raise ValueError(f'{name} is damaged: its format must be an integer from 1, got {shortened(repr(written))}')
     if written > newest:
         raise ValueError(
             f'{name} has the format {written} of a later version of swin_dense, this one reads up to {newest}: update '
@@ -106,5 +108,11 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         old = there.get(key, absent)
         new = now.get(key, absent)
         if old != new:
-            found.append(f'{key} {old!r} there, {new!r} now')
+            found.append(f'{key} {shortened(repr(old))} there, {shortened(repr(new))} now')
     return ', '.join(found)
+
+
+def shortened(text: str) -> str:
+    """Return a name, or another text of a file, as one that can be printed, without the middle of a long one."""
+    shown, half = text if text.isprintable() else ascii(text)[1:-1], _SHOWN // 2
+    return shown if len(shown) <= _SHOWN else f'{shown[:half]}...{shown[-half:]}'

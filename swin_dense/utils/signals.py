@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 
@@ -18,8 +18,9 @@ def stop_signals() -> Iterator[list[int]]:
         def receive(number: int, frame: Any) -> None:
             received.append(number)
             previous.close()
-            # To stderr, but not by `print`, during which the signal may have come.
-            os.write(2, b'stopping after the image at hand; a second signal stops at once\n')
+            with suppress(OSError):  # stderr may be closed
+                # Not by `print`, during which the signal may have come.
+                os.write(2, b'stopping after the image at hand; a second signal stops at once\n')
 
         for number in (signal.SIGINT, signal.SIGTERM):
             previous.callback(signal.signal, number, signal.signal(number, receive))

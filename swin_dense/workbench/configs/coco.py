@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config
 
+from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.images import (
@@ -120,9 +121,11 @@ def read_coco(path: Path) -> Any:
     return content
 
 
-def _shown(entry: Any) -> Any:
+def _shown(entry: Any) -> str:
     """Return an entry of a file for a message, without its mask."""
-    return {key: value for key, value in entry.items() if key != 'segmentation'} if isinstance(entry, dict) else entry
+    if isinstance(entry, dict):
+        entry = {key: value for key, value in entry.items() if key != 'segmentation'}
+    return checks.shortened(repr(entry))
 
 
 def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,12 +24,46 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def merge_settings(config: Config, settings: dict[str, Any]) -> None:
     """Merge the result of :func:`parse_settings` into a config; a dict replaces the entry."""
     for key, value in settings.items():
+        _check_kind(config, key, value)
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value
         try:
             config.merge_from_dict({key: whole})
         except Exception as error:  # mmengine raises various exceptions if a key leads into a scalar
             raise ValueError(f'{key}={value!r} cannot be set in this config: {error}') from error
+
+
+def _check_kind(config: Config, key: str, value: Any) -> None:
+    """Raise ValueError for a value that cannot be in the place of a part of a config, which is a dict, or of a name."""
+    parts = key.split('.')
+    there: Any = config
+    for part in parts:
+        if isinstance(there, (list, tuple)) and part.isdigit() and int(part) < len(there):
+            there = there[int(part)]
+        else:
+            there = there.get(part) if isinstance(there, Mapping) or there is config else None
+    is_list = isinstance(there, (list, tuple)) and bool(there)
+    is_part = isinstance(there, Mapping) or (is_list and _are_parts(there))
+    fits = _are_parts(value) and (is_list or bool(value) or isinstance(value, Mapping))
+    is_removed = value is None and key != 'model'
+    if is_part and not fits and not is_removed:
+        kind = 'list of dicts' if is_list else 'dict'
+        raise ValueError(
+            f'{key}={value!r} cannot replace a {kind}; set one of its entries, such as '
+            f'{key}.{_first_key(there)}=VALUE, or give a {kind} as in Python'
+        )
+    is_name = isinstance(value, str) or (value is None and key != 'default_scope')
+    if parts[-1] in ('type', 'default_scope') and not is_name:
+        raise ValueError(f'{key} must be a name, got {value!r}')
+
+
+def _are_parts(value: Any) -> bool:
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(part, Mapping) for part in parts)
+
+
+def _first_key(part: Any) -> str:
+    return str(next(iter(part), 'KEY')) if isinstance(part, Mapping) else f'0.{_first_key(part[0])}'
 
 
 def parse_value(text: str) -> Any:

@@ -149,8 +149,15 @@ class ResultFolder:
                 content = json.loads(line)
             except ValueError:  # the last line of a process that was killed, before it wrote a file
                 continue
-            checks.file_format(str(path), content, 1)
-            entries[content['name']] = _Entry(content['image'], content['files'], content.get('settings'))
+            try:
+                checks.file_format(str(path), content, 1)
+                entry = _Entry(str(content['image']), list(content['files']), content.get('settings'))
+                entries[str(content['name'])] = entry
+            except (KeyError, TypeError, AttributeError):
+                raise ValueError(
+                    f'{path} is damaged, or not of `swin-dense predict` ({checks.shortened(line)}); move it away, or '
+                    'choose another --out'
+                ) from None
         return entries
 
     def _record(self, name: str, entry: _Entry) -> None:

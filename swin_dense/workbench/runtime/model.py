@@ -66,7 +66,7 @@ def load(
     except ImportError:
         raise
     except Exception as error:  # each library has its own exception types
-        reason = ' '.join(str(error).split())
+        reason = checks.shortened(' '.join(str(error).split()))
         cause = 'be damaged or incomplete'
         if precision != 'float32':
             cause += f', or not be possible in {precision}'
