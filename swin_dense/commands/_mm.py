@@ -129,7 +129,11 @@ def run_to_its_end(start: Callable[[], object]) -> int:
     except BrokenPipeError:  # the reader of the output has gone
         return 1
     except (ValueError, TypeError, OSError, ImportError) as error:
-        if isinstance(error, swin_dense.CheckpointError):
+        from swin_dense.mm.resume import ResumeError
+
+        if isinstance(error, ResumeError):
+            print(error, file=sys.stderr)
+        elif isinstance(error, swin_dense.CheckpointError):
             print(f'{error}\n{_OTHER_WEIGHTS}', file=sys.stderr)
         else:
             traceback.print_exc()

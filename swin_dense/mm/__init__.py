@@ -14,6 +14,7 @@ from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.graphs import UseGraphs
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
+from swin_dense.mm.resume import ResumeOptimizer
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     'LoadBands',
     'MapMaskValues',
     'ResumableFSDPStrategy',
+    'ResumeOptimizer',
     'SwinDense',
     'SwinDenseV2',
     'SwinLayerDecayConstructor',

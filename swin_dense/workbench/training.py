@@ -35,6 +35,8 @@ def prepare_training(
         _check_last_checkpoint(Path(config.work_dir))
     if resume is not None:
         config.resume, config.load_from = True, None if resume == 'auto' else resume
+    if config.get('resume'):
+        config.custom_hooks = [*(config.get('custom_hooks') or []), {'type': 'ResumeOptimizer'}]
     if config.get('strategy') and STRATEGIES.get(config.strategy.get('type', '')) is FSDPStrategy:
         config.strategy.type = 'ResumableFSDPStrategy'
     return config

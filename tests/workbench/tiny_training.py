@@ -56,7 +56,7 @@ class TinyRegressor(BaseModel):
     def __init__(self, backbone):
         super().__init__()
         self.backbone = MODELS.build(backbone)
-        self.head = nn.Linear(self.backbone.out_channels[-1], 1)
+        self.head = nn.Linear(self.backbone.num_features[-1], 1)
 
     def forward(self, inputs, numbers, mode='loss'):
         features = self.backbone(inputs)[-1].mean((2, 3))
