@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands.doctor import cure_for
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.lazy import require_core
 
@@ -138,7 +137,7 @@ def _explained(error: Exception) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error)
     package = error.name.partition('.')[0]
-    cure = cure_for(f'No module named {package!r}')
+    cure = packages.cure_for(f'No module named {package!r}')
     return f'this command needs {package}, which is not installed: {cure}'
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import swin_dense
 from swin_dense.commands._options import add_settings
-from swin_dense.commands.doctor import cure_for
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
@@ -59,7 +58,7 @@ def read_config(args: argparse.Namespace) -> Config:
     packages.require('this command', 'mmengine', 'mmcv')
     folders = getattr(find_spec('mmcv'), 'submodule_search_locations', None)
     if PathFinder.find_spec('mmcv._ext', folders) is None:
-        raise ImportError(cure_for("No module named 'mmcv._ext'"))
+        raise ImportError(packages.cure_for("No module named 'mmcv._ext'"))
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
     return config

@@ -18,14 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 from swin_dense.utils.choices import RUNTIMES
-from swin_dense.utils.packages import (
-    FORKS,
-    WITHOUT_COMPILER,
-    compile_command,
-    distribution_of,
-    install_command,
-    versions_of,
-)
+from swin_dense.utils.packages import FORKS, cure_for, versions_of
 
 GROUP = 'installation'
 TIMEOUT = 300  # seconds per process; imports from a slow disk take long
@@ -63,21 +56,6 @@ PROBES = {
     'SwinDense in mmseg': ('mmseg', 'import swin_dense, mmseg.models; from mmseg.registry import MODELS; '
                            'assert MODELS.get("SwinDense") is swin_dense.SwinDense, "SwinDense is shadowed"'),
 }  # fmt: skip
-# Pattern of an error message: suggested fix. The first match is used.
-CURES = {
-    r'pkg_resources': "pip install 'setuptools<81'",
-    r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
-    r'MMCV==|mmcv.*incompatible': (
-        f'the framework does not support this mmcv: pip uninstall mmcv mmcv-lite; {WITHOUT_COMPILER}'
-    ),
-    r"No module named 'mmcv._ext'": (
-        'this mmcv has no operators: pip install ./mmcv_lite_ops (in the clone of swin_dense), or compile them: '
-        '{compile_mmcv}'
-    ),
-    r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
-    r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
-    r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,13 +128,3 @@ def required() -> tuple[str, ...]:
     if find_spec('torch') is None and any(find_spec(runtime) for runtime in RUNTIMES):
         return OF_EXPORTED
     return ('torch',)
-
-
-def cure_for(error: str) -> str:
-    """Return the suggested fix for an error, '' if none is known."""
-    mmcv = distribution_of('mmcv')
-    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), '')
-    missing = re.search(r"No module named '(\w+)'", error)
-    if not cure and missing:
-        return install_command(missing[1])
-    return cure.format(compile_mmcv=f'pip uninstall {mmcv} mmcv-lite; {compile_command(mmcv)}')

@@ -1,6 +1,6 @@
-"""Export models to ONNX, torch.export and TorchScript for any image size, verify the files, and convert checkpoints.
+"""Export backbones, and modules around them, to ONNX, torch.export and TorchScript for any size; verify them.
 
-A name is imported when it is asked for: converting a checkpoint needs no exporter.
+A name is imported when it is asked for, because the exporters take long to import.
 """
 
 from typing import TYPE_CHECKING

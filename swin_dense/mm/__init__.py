@@ -3,7 +3,6 @@
 Only this package and the workbench import mmengine at import time.
 """
 
-import sys
 from importlib.util import find_spec
 
 from mmengine.config.utils import MODULE2PACKAGE
@@ -29,13 +28,6 @@ __all__ = [
     'UseGraphs',
     'swin_auto_wrap_policy',
 ]
-
-# The backbones are in the root registry, where every scope finds their bare names, and other scopes 'mmdet.SwinDense'.
-# mmdet's own registry looks for that name in itself only, and then imports it as a dotted name. These entries answer
-# that import, whether mmdet is imported before or later.
-for _scope in ('mmdet', 'mmseg', 'mmpretrain', 'mmcls'):
-    for _kind in (SwinDense, SwinDenseV2):
-        sys.modules[f'{_scope}.{_kind.__name__}'] = _kind  # type: ignore[assignment]
 
 # Configs of detectors name the scope of classifiers too. Without their package, an empty registry passes on the names.
 for _scope in ('mmpretrain', 'mmcls'):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -35,16 +34,6 @@ class Linear(nn.Linear):
         if linear.IS_FASTER_BY_ONEDNN and linear.is_supported(x, self.weight, self.bias):
             return linear.linear_by_onednn(x, self.weight, self.bias)
         return super().forward(x)
-
-    def _warn_of_qconfig(self, qconfig: Any) -> None:
-        # torch assigns None to a layer that it will not quantise, because it does not know its type.
-        warnings.warn(
-            'torch.ao.quantization finds layers by their exact type and leaves this one as it is: use torchao, or '
-            'first set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear',
-            stacklevel=2,
-        )
-
-    qconfig = property(fset=_warn_of_qconfig)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -64,7 +64,7 @@ def resolved_arch(
     )
 
 
-def frozen_stages(frozen_stages: int, built: int) -> int:
+def frozen_count(frozen_stages: int, built: int) -> int:
     """Return the number of frozen stages, or -1, of a model that builds this number of stages."""
     frozen = checks.integer('frozen_stages', frozen_stages, minimum=-1)
     if frozen > built:
@@ -72,7 +72,7 @@ def frozen_stages(frozen_stages: int, built: int) -> int:
     return frozen
 
 
-def hidden_channels(mlp_ratio: float, channels: int) -> int:
+def mlp_channels(mlp_ratio: float, channels: int) -> int:
     """Return the hidden channels of the MLPs of a stage."""
     hidden = int(checks.number('mlp_ratio', mlp_ratio) * channels)
     if hidden < 1:
@@ -117,7 +117,7 @@ def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: 
     return tuple(values)
 
 
-def position_grid(pretrain_img_size: int | Sequence[int], patch_size: int) -> Pair:
+def grid_of_positions(pretrain_img_size: int | Sequence[int], patch_size: int) -> Pair:
     """Return the (height, width) in tokens of the absolute position embedding."""
     height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=patch_size)
     return height // patch_size, width // patch_size
@@ -137,7 +137,7 @@ def window_per_stage(window_size: Any, stages: int) -> tuple[Pair, ...]:
     return tuple(checks.pair(f'window_size[{stage}]', one) for stage, one in enumerate(given))
 
 
-def shift(use_shift: bool, window: Pair) -> Pair:
+def window_shift(use_shift: bool, window: Pair) -> Pair:
     """Return the (height, width) in tokens by which every second block shifts its windows."""
     if not checks.boolean('use_shift', use_shift):
         return 0, 0
@@ -175,7 +175,7 @@ def reject_unknown(
         raise TypeError(f'unknown options:\n  {listed}\nThe options are {list(allowed)}')
 
 
-def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+def drop_path_by_block(last: float, depths: Sequence[int]) -> list[list[float]]:
     """Return the rates of the blocks of each stage, rising linearly from 0 to ``last`` over all blocks."""
     steps = max(sum(depths) - 1, 1)
     rates = iter([last * block / steps for block in range(sum(depths))])

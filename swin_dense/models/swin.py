@@ -166,17 +166,17 @@ class SwinBackbone(nn.Module):
         self.strides = options.strides_of_stages(strides, patch_size, stages)
         self.out_indices = options.output_stages(out_indices, stages)
         built = self.out_indices[-1] + 1
-        self.frozen_stages = options.frozen_stages(frozen_stages, built)
+        self.frozen_stages = options.frozen_count(frozen_stages, built)
         self.qk_scale = None if qk_scale is None else checks.number('qk_scale', qk_scale)
         self.use_rel_pos_bias = checks.boolean('use_rel_pos_bias', use_rel_pos_bias)
         has_positions = checks.boolean('use_abs_pos_embed', use_abs_pos_embed)
         drop_rate = checks.rate('drop_rate', drop_rate)
-        drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
-        hidden_channels = [options.hidden_channels(mlp_ratio, channels) for channels in self.arch.channels[:built]]
+        drop_path_rates = options.drop_path_by_block(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        hidden_channels = [options.mlp_channels(mlp_ratio, channels) for channels in self.arch.channels[:built]]
         with_cp = options.checkpointing_per_stage(with_cp, stages)
         stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
-        self.position_grid = options.position_grid(pretrain_img_size, patch_size)
-        shifts = [options.shift(use_shift, window) for window in self.windows]
+        self.position_grid = options.grid_of_positions(pretrain_img_size, patch_size)
+        shifts = [options.window_shift(use_shift, window) for window in self.windows]
         attention = {
             'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
             'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
@@ -213,6 +213,8 @@ class SwinBackbone(nn.Module):
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
         self.reset_parameters()
         self._freeze()
+        if next(self.parameters()).is_cpu:
+            memory.keep_freed()
 
     @classmethod
     def option_names(cls) -> list[str]:
@@ -305,15 +307,13 @@ class SwinBackbone(nn.Module):
         """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""
         try:
             x = self.patch_embed(img)
-            if x.is_cpu:
-                memory.keep_freed()
+            if self.absolute_pos_embed is not None:
+                position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
+                x = x + position.to(x.dtype)
+            return self.pos_drop(x)
         except Exception:
             _check_image(img, self.in_channels, self.patch_embed)
             raise
-        if self.absolute_pos_embed is not None:
-            position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
-            x = x + position.to(x.dtype)
-        return self.pos_drop(x)
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:

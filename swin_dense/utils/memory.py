@@ -7,9 +7,9 @@ import functools
 import os
 import platform
 
-from swin_dense.utils import compat
+import torch
 
-# An environment variable; '0' leaves the allocator as it is.
+# An environment variable; '0' leaves the allocator as it is, and '1' changes it also where passes run on a GPU.
 KEEP_VARIABLE = 'SWIN_DENSE_KEEP_MEMORY'
 
 # Constants of glibc's malloc.h.
@@ -18,15 +18,9 @@ _LARGEST = (1 << 31) - 1  # of an int
 _GLIBC_THRESHOLD = 128 << 10  # the default of both
 
 
-@compat.assume_constant_result  # a compiled pass calls it while it is traced, and cannot trace a cache
-def keep_freed() -> bool:
-    """Let glibc keep freed memory in this process, as :func:`_keep_freed` does once."""
-    return _keep_freed()
-
-
 @functools.cache
-def _keep_freed() -> bool:
-    """Let glibc keep freed memory in this process, and return whether it does.
+def keep_freed() -> bool:
+    """Let glibc keep freed memory in this process, which passes on a CPU find again, and return whether it does.
 
     By default, glibc maps new pages for each large tensor and returns them when it is freed, so every pass pays for the
     same pages again. Afterwards, blocks of up to 1 GiB come from the heap, of which up to 2 GiB of free memory are
@@ -34,7 +28,8 @@ def _keep_freed() -> bool:
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    if platform.libc_ver()[0] != 'glibc' or os.environ.get(KEEP_VARIABLE) == '0':
+    wanted = os.environ.get(KEEP_VARIABLE, '0' if torch.cuda.is_available() else '1')
+    if platform.libc_ver()[0] != 'glibc' or wanted == '0':
         return False
     mallopt = ctypes.CDLL(None).mallopt
     # glibc before 2.35 refuses more than 32 MiB.
@@ -47,7 +42,7 @@ def give_back() -> None:
 
     What :func:`keep_freed` keeps lies in pieces between blocks in use, too small for the next large tensor.
     """
-    if not _keep_freed():
+    if not keep_freed():
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _GLIBC_THRESHOLD)

@@ -1,8 +1,9 @@
-"""Which packages are installed, and how to install the others."""
+"""Which packages are installed, how to install the others, and what cures a broken one."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +27,22 @@ EXTRAS = {
 FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 # Import name: what to install, if that is another name.
 DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
+
+# Pattern of an error message: suggested fix. The first match is used.
+CURES = {
+    r'pkg_resources': "pip install 'setuptools<81'",
+    r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
+    r'MMCV==|mmcv.*incompatible': (
+        f'the framework does not support this mmcv: pip uninstall mmcv mmcv-lite; {WITHOUT_COMPILER}'
+    ),
+    r"No module named 'mmcv._ext'": (
+        'this mmcv has no operators: pip install ./mmcv_lite_ops (in the clone of swin_dense), or compile them: '
+        '{compile_mmcv}'
+    ),
+    r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
+    r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
+    r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
+}
 
 
 def require(user: str, *packages: str) -> None:
@@ -103,3 +120,13 @@ def version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def cure_for(error: str) -> str:
+    """Return the suggested fix for an error, '' if none is known."""
+    mmcv = distribution_of('mmcv')
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), '')
+    missing = re.search(r"No module named '(\w+)'", error)
+    if not cure and missing:
+        return install_command(missing[1])
+    return cure.format(compile_mmcv=f'pip uninstall {mmcv} mmcv-lite; {compile_command(mmcv)}')

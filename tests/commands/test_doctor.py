@@ -10,7 +10,8 @@ import pytest
 
 from swin_dense.commands import doctor
 from swin_dense.commands._main import _explained, main
-from swin_dense.commands.doctor import cure_for, tried, version_line
+from swin_dense.commands.doctor import tried, version_line
+from swin_dense.utils.packages import cure_for
 from tests.conftest import ROOT
 from tests.processes import completed
 

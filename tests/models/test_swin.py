@@ -9,7 +9,7 @@ import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone
 from swin_dense.models.layers import DropPath
-from swin_dense.models.options import drop_path_rates
+from swin_dense.models.options import drop_path_by_block
 from swin_dense.models.swin import SwinBlock
 from swin_dense.utils import memory
 from tests.conftest import TINY, assert_near, randomize
@@ -212,8 +212,8 @@ def test_drop_path_rises_linearly_and_is_off_in_evaluation():
     blocks = [module for module in backbone.modules() if isinstance(module, SwinBlock)]
     rates = [block.drop_path.drop_prob for block in blocks]
     assert rates == pytest.approx([0.1 * step for step in range(8)])
-    assert drop_path_rates(0.7, (1, 1)) == [[0.0], [0.7]]
-    assert drop_path_rates(0.7, (1,)) == [[0.0]]
+    assert drop_path_by_block(0.7, (1, 1)) == [[0.0], [0.7]]
+    assert drop_path_by_block(0.7, (1,)) == [[0.0]]
     img = torch.randn(1, 3, 32, 32)
     backbone.eval()
     assert torch.equal(backbone(img)[3], backbone(img)[3])
@@ -348,13 +348,15 @@ def test_torch_fx_is_told_what_to_use():
         torch.fx.symbolic_trace(tiny())
 
 
-def test_a_pass_on_a_cpu_keeps_what_is_freed_for_the_next(monkeypatch):
+def test_a_backbone_on_a_cpu_keeps_what_passes_free_for_the_next(monkeypatch):
     keep_freed = mock.Mock()
     monkeypatch.setattr(memory, 'keep_freed', keep_freed)
+    with torch.device('meta'):
+        tiny()
+    keep_freed.assert_not_called()
     backbone = tiny()
-    backbone(IMAGE)
     keep_freed.assert_called_once()
-    backbone.to('meta')(IMAGE.to('meta'))
+    backbone(IMAGE)
     keep_freed.assert_called_once()
 
 

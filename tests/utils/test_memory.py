@@ -25,7 +25,7 @@ with torch.set_grad_enabled('training' in sys.argv):
             sum(out.sum() for out in outs).backward()
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         del outs
-calls = memory._keep_freed.cache_info()
+calls = memory.keep_freed.cache_info()
 print(calls.misses, memory.keep_freed(), statistics.median_low(faults[5:]))
 """
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='other allocators keep memory by other rules')
@@ -55,14 +55,21 @@ def test_a_pass_finds_the_memory_of_the_pass_before(how):
     assert faults < 100
 
 
-@pytest.mark.parametrize(('libc', 'variable'), [('glibc', '0'), ('musl', '1')], ids=['by the variable', 'others'])
+@pytest.mark.parametrize(
+    ('libc', 'variable'),
+    [('glibc', '0'), ('musl', '1'), ('glibc', None)],
+    ids=['by the variable', 'others', 'where there is a GPU'],
+)
 def test_an_allocator_is_left_as_it_is(monkeypatch, libc, variable):
     from swin_dense.utils import memory
 
-    monkeypatch.setenv(KEEP_VARIABLE, variable)
+    monkeypatch.delenv(KEEP_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(KEEP_VARIABLE, variable)
+    monkeypatch.setattr(memory.torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(platform, 'libc_ver', lambda: (libc, '2.36'))
     monkeypatch.setattr(memory.ctypes, 'CDLL', lambda name: pytest.fail('it was called'))
-    assert not memory._keep_freed.__wrapped__()
+    assert not memory.keep_freed.__wrapped__()
 
 
 @pytest.mark.parametrize('limit', [1 << 30, 32 << 20])
@@ -79,8 +86,8 @@ def test_the_largest_limit_that_glibc_takes(monkeypatch, limit):
             accepted.extend([(option, value)] if is_accepted else [])
             return int(is_accepted)
 
-    monkeypatch.delenv(KEEP_VARIABLE, raising=False)
+    monkeypatch.setenv(KEEP_VARIABLE, '1')
     monkeypatch.setattr(platform, 'libc_ver', lambda: ('glibc', '2.31'))
     monkeypatch.setattr(memory.ctypes, 'CDLL', lambda name: Library)
-    assert memory._keep_freed.__wrapped__()
+    assert memory.keep_freed.__wrapped__()
     assert accepted == [(-3, limit), (-1, (1 << 31) - 1)]
