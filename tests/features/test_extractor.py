@@ -218,3 +218,9 @@ def test_the_page_shows_the_way_to_a_data_frame(checkpoint):
     table = eval(expression, {'pd': pd, 'rows': rows})
     assert table['label'].tolist() == ['a', 'b', 'c', 'd']
     np.testing.assert_array_equal(np.stack(table['level_32']), rows['level_32'])
+
+
+def test_the_mean_of_a_level_is_the_vector_of_one_image(backbone, checkpoint):
+    """As docs/features.md says."""
+    vector = extract_pyramid(backbone, PHOTOGRAPH)[32].mean((1, 2))
+    near(vector.numpy(), level_32(checkpoint, {'image': [PHOTOGRAPH]}, pool='avg')['level_32'][0])
