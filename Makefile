@@ -8,7 +8,7 @@
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-processors  run the suite with fewer instructions of the processor, and with other numbers of threads
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them
-# make gpu    measure and test everything that needs a GPU, in nine minutes: benchmarks/gpu_session.py
+# make gpu    measure and test everything that needs a GPU, in two parts of five minutes (PART=1, PART=2): benchmarks/gpu_session.py
 # make test-ray  test the example for Ray Data
 # make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.3.0 commits it to gh-pages
 # make lint   run ruff and mypy
@@ -86,7 +86,7 @@ test-oldest test-newest test-between test-onedl test-compiled test-processors te
 
 # Uses the environment at hand, whose torch is for the GPU; PYTHON=python3 chooses another.
 gpu:
-	"$(PYTHON)" benchmarks/gpu_session.py
+	"$(PYTHON)" benchmarks/gpu_session.py $(if $(PART),--part $(PART))
 
 lint: $(READY)
 	$(PY) -m ruff check .

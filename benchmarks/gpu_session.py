@@ -1,8 +1,12 @@
-"""Measure everything that needs a GPU in one command of at most nine minutes, the most valuable first.
+"""Measure everything that needs a GPU, in two parts of five minutes.
 
-    make gpu                                                     # writes benchmarks/results/gpu_session.json
-    python benchmarks/gpu_session.py --json session.json --steps kernel eager
+    make gpu                        # both parts; writes benchmarks/results/gpu_session_1.json and gpu_session_2.json
+    make gpu PART=2                 # one of them
+    python benchmarks/gpu_session.py --json session.json --steps machine eager
     python benchmarks/gpu_session.py --rehearse --json /tmp/session.json          # on a CPU, with tiny inputs
+
+Part 1 measures what docs/speed.md shows: whole models beside other libraries. Part 2 answers what is open: training
+steps of whole detectors and segmentors, larger models, more images, the norm, use_graphs, torch.compile.
 
 Each step runs in a process of its own with a time limit, and writes a row as soon as it is measured: a step that fails,
 breaks the GPU's context or is cut loses its next row only. While a step runs, its rows are in NAME.STEP.json. The
@@ -17,7 +21,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import functools
+import itertools
 import json
 import os
 import random
@@ -38,27 +44,27 @@ from bench_models import build_ours, build_peer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+import swin_dense
+from swin_dense import SwinBackbone, use_graphs
+from swin_dense.models.layers import build_norm
+from swin_dense.ops import norm as norm_operation
 from swin_dense.ops import window_attention
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils.atomic import write_json
 
-# Seconds that each step may take, in the order of their value.
-STEPS = {
-    'machine': 40,
-    'kernel': 60,
-    'eager': 120,
-    'graphs': 60,
-    'tests': 150,
-    'memory': 40,
-    'compiled': 200,
-    'sizes': 60,
+# Seconds that each step may take, in the order of their value. The last step of a part has what is left.
+PARTS = {
+    1: {'machine': 30, 'eager': 100, 'graphs': 60, 'memory': 50, 'sizes': 80, 'tests': 150, 'kernel': 60},
+    2: {'whole': 70, 'large': 70, 'crops': 50, 'norm': 40, 'use_graphs': 60, 'compiled': 200},
 }
-TOTAL = 525
+STEPS = PARTS[1] | PARTS[2]
+TOTAL = 285  # of a part
 LEAST = 15  # a step is not begun with fewer seconds left
 OURS = ('auto', 'sdpa')
 PEERS = ('mmdet', 'timm', 'torchvision')
 SIZE = (800, 1344)
 ROUNDS = 15
+REHEARSAL = 20  # times as long, on a CPU that others use too
 
 
 class Case(NamedTuple):
@@ -79,15 +85,23 @@ CASES = [
     for window in (7, 12)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
 ]
+UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 TINY_CASE = Case(20, 30, 96, 3, 7, torch.float32)
 
 
 class Report:
-    """The rows and notes of a step, written to a file whenever one is added."""
+    """The rows and notes of a step, written to a file whenever one is added.
 
-    def __init__(self, path: Path, is_rehearsal: bool) -> None:
+    Args:
+        path: the file.
+        is_rehearsal: whether the step runs on a CPU.
+        is_cut: whether the process shall be killed after its first row.
+    """
+
+    def __init__(self, path: Path, is_rehearsal: bool, is_cut: bool) -> None:
         self.path = path
         self.is_rehearsal = is_rehearsal
+        self.is_cut = is_cut
         self.device = 'cpu' if is_rehearsal else 'cuda'
         self.content: dict[str, Any] = {'rows': []}
 
@@ -105,44 +119,65 @@ class Report:
         self.content['rows'].append(row)
         print('  ', row, flush=True)
         self.note()
+        if self.is_cut:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--json', type=Path, default=Path('benchmarks/results/gpu_session.json'))
-    parser.add_argument('--steps', nargs='+', choices=STEPS, default=list(STEPS), metavar='STEP', help=' '.join(STEPS))
+    parser.add_argument('--part', type=int, choices=PARTS, help='1 or 2; both if neither a part nor steps are given')
+    parser.add_argument('--steps', nargs='+', choices=STEPS, metavar='STEP', help=' '.join(STEPS))
     parser.add_argument('--rehearse', action='store_true', help='run on a CPU, with tiny inputs')
+    parser.add_argument('--cut', action='store_true', help='in a rehearsal, kill each step after its first row')
     parser.add_argument('--step', choices=STEPS, help=argparse.SUPPRESS)  # in a process of its own
     args = parser.parse_args()
+    options = [f'--{name}' for name in ('rehearse', 'cut') if getattr(args, name)]
     if args.step:
-        report = Report(args.json, args.rehearse)
+        report = Report(args.json, args.rehearse, args.cut)
         report.note()
         globals()[f'step_{args.step}'](report)
+    elif args.steps:
+        run_steps(args.json, args.steps, options)
     else:
-        run_steps(args.json, args.steps, args.rehearse)
+        for part in [args.part] if args.part else PARTS:
+            path = args.json.with_name(f'{args.json.stem}_{part}.json')
+            run_steps(path, list(PARTS[part]), options)
 
 
-def run_steps(path: Path, steps: Sequence[str], is_rehearsal: bool) -> None:
+def run_steps(path: Path, steps: Sequence[str], options: Sequence[str]) -> None:
     """Run steps one after the other, and write what is known after each."""
-    end = time.monotonic() + TOTAL
+    factor = REHEARSAL if '--rehearse' in options else 1
+    end = time.monotonic() + factor * TOTAL
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step too
-    report: dict[str, Any] = {'command': ' '.join(sys.argv), 'steps': {}}
+    report: dict[str, Any] = {'command': ' '.join(sys.argv), 'machine': describe_machine(), 'steps': {}}
     for name in steps:
         left = end - time.monotonic()
         if left < LEAST:
             report['steps'][name] = {'status': 'no time left'}
         else:
-            report['steps'][name] = run_step(path, name, min(STEPS[name], left), is_rehearsal)
+            report['steps'][name] = run_step(path, name, min(factor * STEPS[name], left), options)
         write_json(path, report)
 
 
-def run_step(path: Path, name: str, limit: float, is_rehearsal: bool) -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
+    """Return the versions and the device, as tables of the pages name them."""
+    found: dict[str, Any] = {'release': swin_dense.__version__, 'torch': torch.__version__, 'cores': os.cpu_count()}
+    found['date'] = time.strftime('%Y-%m-%d')
+    with contextlib.suppress(ImportError):
+        import triton
+
+        found['triton'] = triton.__version__
+    if torch.cuda.is_available():
+        found['device'] = torch.cuda.get_device_name()
+    return found
+
+
+def run_step(path: Path, name: str, limit: float, options: Sequence[str]) -> dict[str, Any]:
     """Run a step in a process of its own; return its rows, its status and the seconds that it took."""
     rows = path.with_name(f'{path.stem}.{name}.json')
     rows.unlink(missing_ok=True)
-    command = [sys.executable, '-W', 'ignore', __file__, '--step', name, '--json', str(rows)]
-    if is_rehearsal:
-        command.append('--rehearse')
+    command = [sys.executable, '-W', 'ignore', __file__, '--step', name, '--json', str(rows), *options]
     start = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -166,13 +201,9 @@ def run_step(path: Path, name: str, limit: float, is_rehearsal: bool) -> dict[st
 
 
 def step_machine(report: Report) -> None:
-    report.note(torch=torch.__version__, cores=os.cpu_count(), compiler=shutil.which('cc'))
-    with contextlib.suppress(ImportError):
-        import triton
-
-        report.note(triton=triton.__version__)
+    report.note(compiler=shutil.which('cc'))
     if not report.is_rehearsal:
-        report.note(device=torch.cuda.get_device_name(), capability=torch.cuda.get_device_capability())
+        report.note(capability=torch.cuda.get_device_capability())
         report.note(gb_per_s=_bandwidth('cuda') / 1e9, tflops_bfloat16=_peak(torch.bfloat16, 'cuda') / 1e12)
     x = torch.zeros(1, device=report.device)
 
@@ -201,8 +232,7 @@ def step_kernel(report: Report) -> None:
                 row['inference_host_us'] = 1e6 * statistics.median(
                     seconds_of(infer, report.device)[0] for _ in range(9)
                 )
-                if not report.is_rehearsal:
-                    row['training_mib'] = peak_mib(train)
+                row['training_mib'] = memory_of(train, report)
 
 
 def step_eager(report: Report) -> None:
@@ -219,29 +249,27 @@ def step_sizes(report: Report) -> None:
 
 def step_graphs(report: Report) -> None:
     """Time replays of captured graphs, which launch nothing from the host."""
-    if report.is_rehearsal:
-        report.note(skipped='a CPU has no graphs')
-        return
     for size, batch in ((SIZE, 2), (SIZE, 1), ((224, 224), 1)):
-        img = torch.randn(batch, 3, *size, device='cuda')
-        for name, model in build_models(report, size, is_training=False, is_pure=False).items():
+        img = image(report, size, batch)
+        for name, model in build_models(report, img, is_training=False, is_pure=False).items():
             with report.row(model=name, size=size, batch=batch) as row:
                 run = pass_of(model, img, is_training=False, is_pure=False, caches_casts=False)
-                graph, outs = captured(run)
-                graph.replay()
+                replay, outs = captured(run, report)
+                replay()
                 replayed = [out.clone() for out in outs]
                 row['same_bits'] = all(torch.equal(a, b) for a, b in zip(replayed, run(), strict=True))
-                row['wall_ms'] = 1e3 * statistics.median(seconds_of(graph.replay, 'cuda')[1] for _ in range(ROUNDS))
+                row['wall_ms'] = 1e3 * statistics.median(seconds_of(replay, report.device)[1] for _ in range(ROUNDS))
 
 
 def step_tests(report: Report) -> None:
     """Run the tests marked gpu, without those that compile models for minutes."""
     command = [sys.executable, '-m', 'pytest', '-m', 'gpu', '-v', '--tb=line', '-p', 'no:cacheprovider']
-    command += ['tests/ops', 'tests/models/test_gpu.py', '-k', 'not compile', '--maxfail', '20']
+    command += ['tests/ops', 'tests/models', '-k', 'not compile', '--maxfail', '20']
     if report.is_rehearsal:
         command.append('--collect-only')
     passed, lines = 0, []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
             lines = [*lines[-24:], line.rstrip()]
             passed += ' PASSED' in line
@@ -252,33 +280,203 @@ def step_tests(report: Report) -> None:
 
 
 def step_memory(report: Report) -> None:
-    if report.is_rehearsal:
-        report.note(skipped='torch counts the memory of a GPU alone')
-        return
-    img = torch.randn(2, 3, *SIZE, device='cuda')
+    img = image(report, SIZE, 2)
     for is_training in (False, True):
-        for name, model in build_models(report, SIZE, is_training, is_pure=False).items():
+        for name, model in build_models(report, img, is_training, is_pure=False).items():
             with report.row(model=name, training=is_training) as row:
                 run = pass_of(model, img, is_training, is_pure=False)
                 run()
                 model.zero_grad(set_to_none=True)
-                row['peak_mib'] = peak_mib(run)
+                row['peak_mib'] = memory_of(run, report)
+
+
+# Steps of part 2
+
+
+def step_large(report: Report) -> None:
+    """Time Swin-B, whose kernels take longer than the host needs to launch them."""
+    for is_training in (False, True):
+        compare(report, SIZE, 4, is_training, is_pure=False, arch='swin_b')
+
+
+def step_crops(report: Report) -> None:
+    """Time the crops of a batch of mmsegmentation on one GPU."""
+    for is_training in (False, True):
+        compare(report, (512, 512), 16, is_training, is_pure=False)
+
+
+def step_whole(report: Report) -> None:
+    """Time training steps of Mask R-CNN and UPerNet, with mmdet's or mmseg's Swin and with ours."""
+    for framework in ('mmdet', 'mmseg'):
+        runs = {}
+        for backbone in ('SwinTransformer', 'SwinDense', 'SwinDense with use_graphs'):
+            try:
+                run = training_step_of(framework, backbone, report)
+                for _ in range(1 if report.is_rehearsal else 5):
+                    run()
+                runs[backbone] = run
+            except Exception as error:
+                with report.row(framework=framework, backbone=backbone):
+                    raise error
+        for backbone, times in median_times(runs, report).items():
+            with report.row(framework=framework, backbone=backbone, **times) as row:
+                row['device_ms'], row['launches'] = device_time(runs[backbone], report.device)
+
+
+def step_norm(report: Report) -> None:
+    """Compare the kernel of LayerNorm and torch's with float64 on the maps of a Swin-T, and time them, by size."""
+    norm_operation.LEAST_IN_TRAINING = 0
+    maps = [(134_400, 96), (33_600, 192), (33_600, 384), (8_400, 384), (2_100, 768), (3_136, 96), (196, 384)]
+    maps = maps[-1:] if report.is_rehearsal else maps
+    for (tokens, channels), dtype in itertools.product(maps, (torch.float32, torch.bfloat16)):
+        x = torch.randn(tokens, channels, device=report.device, dtype=dtype, requires_grad=True)
+        grad = torch.randn(tokens, channels, device=report.device)
+        exact = normed(nn.LayerNorm(channels, device=report.device).double(), x.detach().double(), grad.double())
+        norms = {'ours': build_norm({'type': 'LN'}, channels, feeds_linear=True).to(report.device)}
+        norms['torch'] = nn.LayerNorm(channels, device=report.device)
+        for name, norm in norms.items():
+            with report.row(tokens=tokens, channels=channels, dtype=str(dtype), norm=name) as row:
+                run = autocast(report, functools.partial(normed, norm, x, grad))
+                row['errors'] = [largest_error(a, b) for a, b in zip(run(), exact, strict=True)]
+                infer = autocast(report, torch.no_grad()(functools.partial(norm, x)))
+                for what, function in (('inference', infer), ('training', run)):
+                    row[f'{what}_ms'], row[f'{what}_launches'] = device_time(function, report.device)
+                    host = statistics.median(seconds_of(function, report.device)[0] for _ in range(ROUNDS))
+                    row[f'{what}_host_us'] = 1e6 * host
+
+
+def normed(norm: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """Return the output of a norm and its gradients of the input, the weight and the bias."""
+    x = x.detach().requires_grad_()
+    out = norm(x)
+    return out.detach(), *torch.autograd.grad(out, [x, *norm.parameters()], grad.to(out.dtype))
+
+
+def autocast(report: Report, function: Callable[[], Any]) -> Callable[[], Any]:
+    return torch.autocast(report.device, torch.bfloat16)(function)
+
+
+def step_use_graphs(report: Report) -> None:
+    """Time use_graphs and make_graphed_callables beside eager passes, and compare gradients."""
+    for size, is_training in ((SIZE, True), ((512, 512), True), (SIZE, False)):
+        img = image(report, size, 2)
+        runs = {}
+        for name in ('eager', 'use_graphs', 'make_graphed_callables'):
+            if name == 'make_graphed_callables' and (report.is_rehearsal or not is_training):
+                continue
+            with report.row(model=name, size=size, training=is_training, what='first passes') as row:
+                (model,) = build_models(report, img, is_training, is_pure=False, names=['auto']).values()
+                if name == 'use_graphs':
+                    use_graphs(model, limit_mib=32_000)
+                if name == 'make_graphed_callables':
+                    with torch.autocast('cuda', torch.bfloat16, cache_enabled=False):
+                        torch.cuda.make_graphed_callables(model, (img.clone(),), allow_unused_input=True)
+                run = pass_of(model, img, is_training, is_pure=False, caches_casts=name == 'use_graphs')
+                row['seconds'] = seconds_of(lambda run=run: [run() for _ in range(5)], report.device)[1]
+                if name == 'use_graphs':
+                    row['graphs_mib'] = [graph and graph.captured.mib for graph in model.forward._graphs.values()]
+                runs[name] = run
+        for name, times in median_times(runs, report).items():
+            with report.row(model=name, size=size, batch=2, training=is_training, **times) as row:
+                row['device_ms'], row['launches'] = device_time(runs[name], report.device)
+    with report.row(what='gradients of replays and of eager passes, largest difference') as row:
+        row['difference'] = difference_by_graphs(report)
+
+
+def difference_by_graphs(report: Report) -> float:
+    """Return the largest difference of gradients in training steps that accumulate gradients and change weights."""
+    plain = SwinBackbone('t', drop_path_rate=0.0).to(report.device)
+    model = use_graphs(copy.deepcopy(plain), limit_mib=32_000)
+    worst = 0.0
+    for _ in range(8):
+        img = image(report, (512, 512), 2)
+        for one in (plain, model):
+            one.zero_grad(set_to_none=True)
+            for part in (img, img.flip(-1)):
+                outs = autocast(report, functools.partial(one, part))()
+                torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            worst = max(worst, largest_error(ours.grad, theirs.grad))
+            ours.data -= 1e-3 * theirs.grad.sign()
+            theirs.data -= 1e-3 * theirs.grad.sign()
+    return worst
 
 
 def step_compiled(report: Report) -> None:
-    """Time compiled models, of ours with plain operations ('auto') and with the kernel; inference first."""
-    size = (64, 96) if report.is_rehearsal else SIZE
-    img = torch.randn(2, 3, *size, device=report.device)
+    """Time compiled models; inference first."""
+    img = image(report, SIZE, 2)
     for is_training in (False, True):
-        for name in ('auto',) if report.is_rehearsal else ('auto', 'triton', 'timm', 'torchvision'):
+        for name in ('auto',) if report.is_rehearsal else ('auto', 'triton', 'reference', 'timm', 'torchvision'):
             torch._dynamo.reset()
-            with report.row(model=name, training=is_training) as row:
-                (model,) = build_models(report, size, is_training, is_pure=False, names=[name]).values()
-                run = pass_of(torch.compile(model, dynamic=False), img, is_training, is_pure=False)
+            with report.row(model=name, size=SIZE, batch=2, training=is_training) as row:
+                (model,) = build_models(report, img, is_training, is_pure=False, names=[name]).values()
+                backend = 'eager' if report.is_rehearsal else 'inductor'
+                run = pass_of(torch.compile(model, dynamic=False, backend=backend), img, is_training, is_pure=False)
                 row['compile_s'] = seconds_of(run, report.device)[1]
                 run()
                 row.update(median_times({name: run}, report)[name])
                 row['device_ms'], row['launches'] = device_time(run, report.device)
+
+
+# Training steps of whole models
+
+
+def training_step_of(framework: str, backbone: str, report: Report) -> Callable[[], object]:
+    """Return a function that runs a training step of a recipe on two images, with AdamW and autocast."""
+    from mmengine.optim import AmpOptimWrapper, OptimWrapper
+    from mmengine.registry import MODELS, init_default_scope
+
+    from swin_dense.workbench.recipes.files import load_recipe
+
+    recipe = {'mmdet': 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'mmseg': UPERNET}[framework]
+    if report.is_rehearsal:
+        recipe = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}[framework]
+    config = load_recipe(recipe)
+    init_default_scope(framework)
+    config.model.backbone.update(type=backbone.partition(' ')[0], init_cfg=None)
+    torch.manual_seed(0)
+    model = MODELS.build(config.model).to(report.device).train()
+    if 'use_graphs' in backbone:
+        use_graphs(model.backbone)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    # mmengine's autocast needs a GPU.
+    kind: Any = OptimWrapper if report.is_rehearsal else functools.partial(AmpOptimWrapper, dtype='bfloat16')
+    wrapper = kind(optimizer=optimizer)
+    samples = samples_of(framework, config, report)
+    return lambda: model.train_step(samples, wrapper)
+
+
+def samples_of(framework: str, config: Any, report: Report) -> dict[str, Any]:
+    """Return two images with five boxes and masks each, or with classes of pixels."""
+    side = (64, 96) if report.is_rehearsal else SIZE if framework == 'mmdet' else (512, 512)
+    inputs = [torch.randint(256, (3, *side), dtype=torch.uint8) for _ in range(2)]
+    meta = {'img_shape': side, 'ori_shape': side, 'pad_shape': side, 'batch_input_shape': side}
+    samples: list[Any] = []
+    for _ in inputs:
+        if framework == 'mmseg':
+            from mmengine.structures import PixelData
+            from mmseg.structures import SegDataSample
+
+            classes = config.model.decode_head.num_classes
+            sample = SegDataSample(metainfo=meta)
+            sample.gt_sem_seg = PixelData(data=torch.randint(classes, (1, *side)))
+        else:
+            import numpy as np
+            from mmdet.structures import DetDataSample
+            from mmdet.structures.mask import BitmapMasks
+            from mmengine.structures import InstanceData
+
+            height, width = side
+            corners = torch.rand(5, 2) * torch.tensor([width / 2, height / 2])
+            boxes = torch.cat([corners, corners + torch.tensor([width / 3, height / 3])], 1)
+            masks = np.zeros((5, *side), np.uint8)
+            for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+                mask[y1:y2, x1:x2] = 1
+            sample = DetDataSample(metainfo=meta)
+            labels = torch.arange(5)
+            sample.gt_instances = InstanceData(bboxes=boxes, labels=labels, masks=BitmapMasks(masks, *side))
+        samples.append(sample)
+    return {'inputs': inputs, 'data_samples': samples}
 
 
 # Attention alone
@@ -320,22 +518,26 @@ def results(case: Case, backend: str, dtype: torch.dtype, device: str) -> dict[s
 
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """Return the largest error of each result, relative to its largest value."""
-    return {
-        name: ((found[name].double() - truth).abs().max() / truth.abs().max()).item() for name, truth in exact.items()
-    }
+    return {name: largest_error(found[name], truth) for name, truth in exact.items()}
 
 
 # Whole models
 
 
-def compare(report: Report, size: tuple[int, int], batch: int, is_training: bool, is_pure: bool) -> None:
+def image(report: Report, size: tuple[int, int], batch: int) -> Tensor:
+    """Return random images, in a rehearsal one tiny one."""
+    size, batch = ((64, 96), 1) if report.is_rehearsal else (size, batch)
+    return torch.randn(batch, 3, *size, device=report.device)
+
+
+def compare(
+    report: Report, size: tuple[int, int], batch: int, is_training: bool, is_pure: bool, arch: str = 'swin_t'
+) -> None:
     """Time all models in turns."""
-    if report.is_rehearsal:
-        size, batch = (64, 96), 1
-    img = torch.randn(batch, 3, *size, device=report.device)
-    settings = {'size': size, 'batch': batch, 'training': is_training, 'pure_bfloat16': is_pure}
+    img = image(report, size, batch)
+    settings = {'arch': arch, 'size': size, 'batch': batch, 'training': is_training, 'pure_bfloat16': is_pure}
     runs = {}
-    for name, model in build_models(report, size, is_training, is_pure).items():
+    for name, model in build_models(report, img, is_training, is_pure, arch=arch).items():
         run = pass_of(model, img, is_training, is_pure)
         try:
             run()
@@ -355,18 +557,19 @@ def compare(report: Report, size: tuple[int, int], batch: int, is_training: bool
 
 def build_models(
     report: Report,
-    size: tuple[int, int],
+    img: Tensor,
     is_training: bool,
     is_pure: bool,
     names: Sequence[str] = (*OURS, *PEERS),
+    arch: str = 'swin_t',
 ) -> dict[str, nn.Module]:
     """Return the models that can be built here, with the same weights."""
     built: dict[str, nn.Module] = {}
     for name in names:
         try:
-            model: nn.Module = build_ours('swin_t', 7, 'auto' if name in PEERS else name)
+            model: nn.Module = build_ours(arch, 7, 'auto' if name in PEERS else name)
             if name in PEERS:
-                model = build_peer(name, model, size)  # type: ignore[arg-type]
+                model = build_peer(name, model, img.shape[2:])  # type: ignore[arg-type]
         except Exception as error:  # a package that is not installed, or is broken
             report.note(
                 absent={**report.content.get('absent', {}), name: f'{type(error).__name__}: {str(error)[:200]}'}
@@ -401,8 +604,10 @@ def pass_of(
     return run
 
 
-def captured(run: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
-    """Return a graph of a pass and its outputs."""
+def captured(run: Callable[[], Sequence[Tensor]], report: Report) -> tuple[Callable[[], object], Sequence[Tensor]]:
+    """Return a function that replays a graph of a pass, and the outputs that it writes; on a CPU, the pass itself."""
+    if report.is_rehearsal:
+        return run, run()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -412,10 +617,20 @@ def captured(run: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph,
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = run()
-    return graph, outs
+    return graph.replay, outs
 
 
 # Times
+
+
+def memory_of(function: Callable[[], object], report: Report) -> float:
+    """Return the peak MiB of a call; 0 in a rehearsal, because torch counts the memory of a GPU alone."""
+    return 0.0 if report.is_rehearsal else peak_mib(function)
+
+
+def largest_error(found: Tensor, truth: Tensor) -> float:
+    """Return the largest absolute difference, relative to the largest value."""
+    return ((found.double() - truth.double()).abs().max() / truth.abs().max()).item()
 
 
 def median_times(runs: dict[str, Callable[[], object]], report: Report) -> dict[str, dict[str, float]]:

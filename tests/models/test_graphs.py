@@ -780,6 +780,12 @@ def cuda():
         pytest.skip('needs a CUDA device')
 
 
+def assert_near(found, wanted, autocast):
+    """Compare as a whole: a graph has the kernel of LayerNorm where an eager pass may have torch's."""
+    distance = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-6)
+    assert distance < (1e-3 if autocast is None else 0.05)
+
+
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize('autocast', [None, torch.bfloat16], ids=str)
@@ -798,13 +804,19 @@ def test_cuda_graphs_equal_eager_passes(options, autocast):
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= 1e-3 * parameter.grad.sign()
-        assert_equal_gradients(backbone, oracle)
+        for ours, theirs in zip(backbone.parameters(), oracle.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if ours.grad is not None:
+                assert_near(ours.grad, theirs.grad, autocast)
         for model in (backbone, oracle):
             model.zero_grad()
     assert [graph for graph in backbone.forward._graphs.values() if graph]
     with torch.inference_mode():
         for seed in range(EAGER + 2):
-            torch.testing.assert_close(backbone.eval()(image(seed).cuda()), oracle.eval()(image(seed).cuda()))
+            for ours, theirs in zip(
+                backbone.eval()(image(seed).cuda()), oracle.eval()(image(seed).cuda()), strict=True
+            ):
+                assert_near(ours, theirs, None)
     assert len([graph for graph in backbone.forward._graphs.values() if graph]) == 2
 
 
@@ -823,8 +835,9 @@ def test_cuda_captures_beside_a_thread_that_allocates():
     thread.start()
     try:
         for seed in range(EAGER + 2):
-            found = backbone(image(seed).cuda())
-            torch.testing.assert_close(found, graphs.launch(backbone, image(seed).cuda()))
+            found, wanted = backbone(image(seed).cuda()), graphs.launch(backbone, image(seed).cuda())
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert_near(ours, theirs, None)
     finally:
         stop.set()
         thread.join()
@@ -840,5 +853,6 @@ def test_cuda_graphs_on_the_second_gpu():
     backbone = use_graphs(build().to('cuda:1').eval())
     for seed in range(EAGER + 2):
         img = image(seed).to('cuda:1')
-        torch.testing.assert_close(backbone(img), graphs.launch(backbone, img))
+        for ours, theirs in zip(backbone(img), graphs.launch(backbone, img), strict=True):
+            assert_near(ours, theirs, None)
     assert [graph for graph in backbone.forward._graphs.values() if graph]
