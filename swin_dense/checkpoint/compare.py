@@ -143,7 +143,7 @@ def compare(
     excess = [key for name in unused for key in _report_unused(name, weights, target, report)]
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
-        raise misfit(report, nearly(weights), options_of(weights.shapes), wanted, excess)
+        raise misfit(report, nearly(weights, target.names), options_of(weights.shapes), wanted, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
@@ -17,7 +17,7 @@ from swin_dense.utils.checks import shortened
 # By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
 _NEARLY = (
     (
-        re.compile(r'(^|\.)base_layer\.'),
+        re.compile(r'\.base_layer\.(weight|bias)$'),
         'Its LoRA is not merged: the weights of a Swin are inside of other layers, as in {key}. Merge them where the '
         'model is built, with merge_and_unload() of PEFT, and save the state dict of the result.',
     ),
@@ -27,7 +27,7 @@ _NEARLY = (
         'builds it. Use timm.',
     ),
     (
-        re.compile(r'(^|\.)audio_encoder\.'),
+        re.compile(r'(^|\.)audio_encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm)'),
         'It is the audio encoder of CLAP, whose patches are those of a spectrogram ({key}): no option builds it. Use '
         'ClapAudioModel of transformers.',
     ),
@@ -162,12 +162,16 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**inferred, **given}
 
 
-def nearly(weights: Weights) -> str:
-    """Return what a checkpoint is and what to do, if it is nearly a Swin; otherwise an empty string."""
+def nearly(weights: Weights, own: Collection[str] = ()) -> str:
+    """Return what a checkpoint is and what to do, if it is nearly a Swin; otherwise an empty string.
+
+    ``own`` are the names of the parameters of a model, which may have those of LoRA, say.
+    """
     patches = weights.shapes.get('patch_embed.projection.weight', ())
     if len(patches) == 5:
         return _OF_VOLUMES.format(shape=patches)
-    keys = [key for parameter in weights.parameters.values() for key in parameter.keys]
+    others = [parameter for name, parameter in weights.parameters.items() if name not in own]
+    keys = [key for parameter in others for key in parameter.keys]
     for pattern, text in _NEARLY:
         if key := next(filter(pattern.search, keys), None):
             return text.format(key=shortened(key))

@@ -205,6 +205,15 @@ class TestBackboneWithAdditions:
         assert equal_weights(model, before)
 
 
+def test_a_model_with_lora_is_not_told_to_merge_it():
+    state = without('stages.1.blocks.0.norm2', with_lora(Detector(1)).state_dict())
+    with pytest.raises(CheckpointError, match=r'Missing .*: stages\.1\.blocks\.0\.norm2') as raised:
+        with_lora(Detector(2)).load_state_dict(state)
+    assert 'merge' not in str(raised.value)
+    with pytest.raises(CheckpointError, match='Its LoRA is not merged'):
+        Detector(2).load_state_dict(state)
+
+
 def test_weights_load_into_wrapped_modules():
     source, model = Detector(1), Detector(2)
     blocks = model.backbone.stages[0].blocks

@@ -202,7 +202,7 @@ def test_a_path_with_a_nul(place):
 def test_a_name_that_cannot_be_printed(name):
     state = {**build(1).state_dict(), f'stages.0.blocks.0.{name}': torch.zeros(2)}
     for source in (state, {name: torch.zeros(2)}, prefixed(f'{name}.', state) | prefixed('b.', state)):
-        text = raises_and_keeps(build(2), source, '')
+        text = raises_and_keeps(build(2), source, 'the given dict')
         assert not set(NUL[:1] + NUL[2:3]) & set(text)
 
 
