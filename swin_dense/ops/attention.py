@@ -37,7 +37,7 @@ def window_attention(
             torch's attention drops weights itself and never stores them.
         backend: one of ``BACKENDS``. 'auto' is 'triton' on a CUDA device where a trial shows that the kernel works
             (:mod:`swin_dense.ops.triton.choice`), and 'sdpa' elsewhere. 'sdpa' is torch's attention; on a CPU, products
-            and a softmax if ``table`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
+            and a softmax if ``table`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs.
             'reference' consists of plain operations; all others are replaced by it while a graph is exported and where
             ``attn_drop`` must see the weights, and all but 'triton' within torch.func.
 

@@ -107,23 +107,29 @@ def test_triton_gets_the_same_arguments_as_by_its_own_call():
 
         triton.runtime.driver.set_active(Driver())
         torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
-        from swin_dense.ops.triton import norm
-
-        x = torch.zeros(40, 96)
-        weight = torch.ones(96)
-        for _ in range(2):
-            norm.forward(x, weight, weight, 1e-5, torch.bfloat16)
-        launch = norm._launches(x.numel(), 96, x.device, 1e-5).forward
-        out = torch.empty(40, 96, dtype=torch.bfloat16)
-        launch._kernel[launch._grid](x, weight, weight, out, **launch._arguments, **launch._options)
-        ours, again, theirs = launched
+        from swin_dense.ops.triton import attention, norm
 
         def plain(values):
-            return [value for value in values if isinstance(value, (int, float, tuple))]
+            return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values[8:]]
 
-        assert plain(ours) == plain(again) == plain(theirs), (plain(ours), plain(theirs))
-        tensors = [[tuple(value.shape) for value in values if isinstance(value, torch.Tensor)] for values in launched]
-        assert tensors == [[(40, 96), (96,), (96,), (40, 96)]] * 3
+        def compare(run, launch, *tensors):
+            launched.clear()
+            for _ in range(2):
+                run()
+            launch._kernel[launch._grid](*tensors, **launch._arguments, **launch._options)
+            first, second, theirs = map(plain, launched)
+            assert first == second == theirs, (first, theirs)
+
+        x, weight = torch.zeros(40, 96), torch.ones(96)
+        launch = norm._launches(x.numel(), 96, x.device, 1e-5).forward
+        out = torch.empty(40, 96, dtype=torch.bfloat16)
+        compare(lambda: norm.forward(x, weight, weight, 1e-5, torch.bfloat16), launch, x, weight, weight, out)
+
+        qkv, table = torch.zeros(1, 7, 14, 96), torch.zeros(169, 2)
+        settings = (2, (7, 7), (3, 3), 0.25, (7, 13))
+        launch = attention._launches_of(qkv, table, *settings).forward
+        outputs = attention._empty_outputs(qkv, table, *settings)
+        compare(lambda: attention.forward(qkv, table, *settings), launch, qkv, table, *outputs)
         print('same')
         """,
         TRITON_INTERPRET='0',

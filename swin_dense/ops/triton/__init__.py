@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA: window attention, LayerNorm and relative position bias."""
+"""Triton kernels for NVIDIA GPUs: window attention and LayerNorm."""
