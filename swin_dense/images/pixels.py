@@ -50,7 +50,12 @@ def upright(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def within_16_bits(values: np.ndarray) -> np.ndarray:
-    """Convert integers of 32 bits to uint16: some 16-bit files are stored or opened with 32 bits."""
+    """Convert integers of 32 bits to uint16: some 16-bit files are stored or opened with 32 bits.
+
+    If none exceeds 255, return the values as they are, which need ``scale=``: they are of 8 bits, or dark ones of 16.
+    """
+    if 0 < values.max() <= 255 and values.min() >= 0:
+        return values
     if values.min() < 0 or values.max() > 65535:
         raise ImageError('its pixels exceed 16 bits; scale them and pass an array')
     return values.astype(np.uint16)

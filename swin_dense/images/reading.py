@@ -145,7 +145,9 @@ def _pil_pixels(image: Image.Image) -> Pixels:
     for top in range(0, image.height, _ROWS_AT_ONCE):  # in strips, because `np.asarray` makes two temporary copies
         bottom = min(top + _ROWS_AT_ONCE, image.height)
         values[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
-    if image.mode == 'I' or values.dtype.byteorder == '>':  # PIL opens some 16-bit files as 32-bit or big-endian
+    if values.dtype.byteorder == '>' or image.format in ('PNG', 'PPM'):  # PIL opens some 16-bit files with 32 bits
+        values = values.astype(np.uint16) if values.dtype.kind in 'iu' and values.dtype.itemsize > 1 else values
+    elif image.mode == 'I':
         values = within_16_bits(values)
     if orientation != 1:
         values = upright(values, orientation)
@@ -188,7 +190,10 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
         )
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
-        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; give scale= to divide them')
+        most = f' of at most {values.max()}' if values.dtype.kind in 'iu' else ''
+        raise ImageError(
+            f'pixels must be uint8, uint16 or floating, got {values.dtype}{most}; give scale= to divide them'
+        )
     # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
     image = torch.from_numpy(np.array(values.transpose(2, 0, 1), dtype, order='C'))
     if image.is_floating_point():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,7 +17,8 @@ from swin_dense.images.pixels import ImageError, Pixels, upright, within_16_bits
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 # Colours that PIL converts. Of JPEG, the decoder itself converts YCbCr.
 _CONVERTED_BY_PIL = ('MINISWHITE', 'PALETTE', 'SEPARATED', 'YCBCR', 'CIELAB', 'ICCLAB', 'ITULAB', 'LOGL', 'LOGLUV')
-_WHOLE_BITS = (8, 16, 32, 64)  # PIL reads values of fewer, packed bits
+_WHOLE_BITS = (8, 16, 32, 64)
+_BITS_OF_PIL = (1, 2, 4)  # packed, on the scale of 8 bits
 _ALPHA = (1, 2)  # values of the tag ExtraSamples
 _BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT, _DEPTH = 258, 262, 277, 339, 32997
 _SLICES = 'not an image; pass its slices as arrays'
@@ -74,28 +76,41 @@ def _page_to_read(file: Any, number: int | None, stack: contextlib.ExitStack, by
     except Exception:  # PIL may support the file; if not, it raises
         return None
     colours, compression = (getattr(tag, 'name', '') for tag in (page.photometric, page.compression))
+    if page.dtype is not None and page.bitspersample not in (*_WHOLE_BITS, *_BITS_OF_PIL):
+        raise ImageError(
+            f'it has values of {page.bitspersample} bits; convert it to an image of 8 or 16 bits, or pass an array of '
+            'floats from 0 to 1'
+        )
+    is_deep_white_is_0 = colours == 'MINISWHITE' and page.dtype == np.uint16
     if page.dtype is None or page.bitspersample not in _WHOLE_BITS:
-        return None
-    if colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG'):
-        return None
+        return _left_to_pil(page, number)
+    if colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG') and not is_deep_white_is_0:
+        return _left_to_pil(page, number)
     try:
         tifffile.TIFF.DECOMPRESSORS[page.compression]
     except KeyError:
         if by_regions:
+            needed = '' if find_spec('imagecodecs') else ' without the package imagecodecs (pip install imagecodecs)'
             _logger.warning(
-                'image %r is compressed as %s, which can be read by regions only with the package imagecodecs (pip '
-                'install imagecodecs); it is decoded as a whole',
+                'image %r is compressed as %s, which cannot be read by regions%s; it is decoded as a whole',
                 str(file),
                 compression or page.compression,
+                needed,
             )
-        return None
+        return _left_to_pil(page, number)
     return page
+
+
+def _left_to_pil(page: Any, number: int | None) -> None:
+    """Return None, for PIL to decode the file; raise ImageError if PIL would take another page."""
+    if number is None and page.index > 0:
+        raise ImageError(f'the first page is a smaller version of page {page.index}; give page={page.index}')
 
 
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     """Raise ImageError for a TIFF of which PIL would lose pages, bands or bits, or wrap or invert values."""
     if number is None and getattr(image, 'n_frames', 1) > 1:
-        raise ImageError(f'it has several {_choose_page()}, or install tifffile')
+        raise ImageError(f'it has several {_choose_page()}{_install("tifffile")}')
     tags: Any = image.tag_v2  # type: ignore[attr-defined]
     if tags.get(_DEPTH, 1) > 1:
         raise ImageError(f'it is a volume, {_SLICES}')
@@ -107,8 +122,15 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     )
     if not is_kept or tags.get(_BANDS, 1) != len(image.getbands()):
         raise ImageError(
-            'PIL would lose bands or bits of it; install tifffile and imagecodecs, or convert it to RGB of 8 or 16 bits'
+            'PIL would lose bands or bits of it; convert it to RGB of 8 or 16 bits'
+            f'{_install("tifffile", "imagecodecs")}'
         )
+
+
+def _install(*packages: str) -> str:
+    """Return the end of an advice: to install those of the packages that are absent."""
+    absent = [package for package in packages if sys.modules.get(package, package) is None or not find_spec(package)]
+    return f', or install {" and ".join(absent)}' if absent else ''
 
 
 class _Regions:
@@ -127,14 +149,15 @@ def _page(file: Any, number: int | None) -> Any:
     count = len(file.pages)
     if number is not None and number >= count:
         raise ImageError(f'there is no page {number}; it has {count}, counted from 0')
-    page = file.pages[number or 0]
+    full = [page for page in file.pages if not page.is_reduced] if number is None and count > 1 else []
+    page = full[0] if full else file.pages[number or 0]
     if page.axes not in ('YX', 'YXS', 'SYX'):
         raise ImageError(f'it is a volume with axes {page.axes} and shape {page.shape}, {_SLICES}')
     if count == 1:
         series = file.series[0]  # ImageJ, tifffile and others store a stack as one page, described in the metadata
         if math.prod(series.shape) > math.prod(page.shape):
             raise ImageError(f'it is a stack with axes {series.axes} and shape {series.shape}, {_SLICES}')
-    elif number is None and any(other.hash == page.hash for other in file.pages[1:]):
+    elif number is None and any(other.hash == page.hash for other in file.pages if other.index != page.index):
         raise ImageError(f'it has {count} {_choose_page()}')
     if page.dataoffsets and np.add(page.dataoffsets, page.databytecounts).max() > file.filehandle.size:
         raise ImageError('the file is truncated')  # some decoders do not report it
@@ -150,9 +173,11 @@ def _has_alpha(page: Any) -> bool:
 
 
 def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
-    """Convert stored values of a page to pixels (H, W) or (H, W, C) of at most 16 bits, if they are integers."""
+    """Convert stored values of a page to pixels (H, W) or (H, W, C), with white as the largest value."""
     if page.axes == 'SYX':
         values = np.moveaxis(values, 0, 2)
+    if getattr(page.photometric, 'name', '') == 'MINISWHITE':
+        values = np.iinfo(values.dtype).max - values
     return within_16_bits(values) if values.dtype.kind in 'iu' and values.dtype.itemsize == 4 else values
 
 

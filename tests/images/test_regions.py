@@ -1,6 +1,7 @@
 """A region read from any supported source equals that part of the whole image."""
 
 import errno
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,9 @@ def test_compressed_slides_are_read_by_regions(tmp_path, compression, monkeypatc
 def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, caplog):
     path = save_tiff(tmp_path, tile=(64, 64), compression='jpeg')
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
-    with open_large_image(path) as image:
-        assert image.size == RGB.shape[:2]
-    assert 'compressed as JPEG, which can be read by regions only with the package imagecodecs' in caplog.text
+    for there, needed in ((True, ''), (None, r' without the package imagecodecs \(pip install imagecodecs\)')):
+        monkeypatch.setattr('swin_dense.images.tiff.find_spec', lambda name, there=there: there)
+        caplog.clear()
+        with open_large_image(path) as image:
+            assert image.size == RGB.shape[:2]
+        assert re.search(rf'compressed as JPEG, which cannot be read by regions{needed}; it is decoded', caplog.text)

@@ -11,11 +11,12 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense.images import tiff
 from swin_dense.images.normalization import Normalization
 from swin_dense.images.pixels import ImageError, Pixels
 from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
-from tests.conftest import TINY, IfInstalled, assert_within, photograph, tiny
+from tests.conftest import TINY, IfInstalled, assert_same, assert_within, photograph, tiny
 from tests.images.mutations import encode_tiff, with_pil
 
 tifffile = IfInstalled('tifffile')
@@ -26,6 +27,7 @@ GREY = RGB[:, :, 0]
 BANDS = np.concatenate([RGB, RGB[::-1, ::-1]], 2)
 FOUR = BANDS[:, :, :4]
 HALF = (GREY / 255).astype(np.float16)
+BACKBONE = tiny()
 PALETTE = np.random.default_rng(0).integers(0, 256, (3, 256))
 
 
@@ -64,6 +66,7 @@ FILES = {
     '1 bit, white is 0': (GREY > 99, {'photometric': 'miniswhite'}, GREY <= 99),
     **{f'{bits} bits': greyscale(bits) for bits in (2, 4, 8, 16)},
     '16 bits of colour': (DEEP, COLOUR, RGB / 255),
+    '16 bits, white is 0': (GREY * np.uint16(257), {'photometric': 'miniswhite'}, 1 - GREY / 255),
     '32 bits': (GREY * np.uint32(257), GREYSCALE, GREY / 255),
     'float16': (HALF, GREYSCALE, HALF),
     'float32': ((RGB / 255).astype(np.float32), COLOUR, RGB / 255),
@@ -183,7 +186,7 @@ def test_opacity_is_dropped():
 
 
 VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
-PACKED = r'(of 8 or 16 bits|supported format)'
+PACKED = 'values of 12 bits; convert it to an image of 8 or 16 bits, or pass an array'
 
 
 def refuses(path, match):
@@ -205,7 +208,7 @@ def refuses(path, match):
         # What neither PIL nor this package reads.
         (of_bits(GREY, 12), {**GREYSCALE, 'bitspersample': 12}, PACKED),
         (of_bits(RGB, 12), {**COLOUR, 'bitspersample': 12}, PACKED),
-        (GREY * np.uint16(257), {'photometric': 'miniswhite'}, PACKED),
+        (of_bits(GREY, 10), {**GREYSCALE, 'bitspersample': 10}, 'values of 10 bits; convert it to an image of 8 or 16'),
     ],
 )
 def test_other_values_and_volumes_are_refused(save, pixels, options, message):
@@ -214,7 +217,7 @@ def test_other_values_and_volumes_are_refused(save, pixels, options, message):
 
 def test_signed_integers_need_a_scale_and_a_stack_in_one_page_is_refused(save):
     """Their regions can be read, as they are stored."""
-    with pytest.raises(ImageError, match=r'x\.tif.*got int16; give scale='):
+    with pytest.raises(ImageError, match=r'x\.tif.*got int16 of at most 255; give scale='):
         read_image(save(GREY.astype('int16'), **GREYSCALE))
     # tifffile and ImageJ describe the shape of such a stack in the metadata.
     path = save(STACK, **GREYSCALE, metadata={'axes': 'TYX'}, truncate=True)
@@ -254,6 +257,59 @@ def test_a_stack_needs_a_page(form, save):
         )
         with open_large_image(path, page=page) as image:
             assert np.array_equal(image.read(0, 0, 70, 90), expected)
+
+
+@pytest.mark.parametrize('dtype', ['int32', 'uint32'])
+@pytest.mark.parametrize('has_tifffile', [True, False])
+def test_values_of_8_bits_in_32_need_a_scale(save, monkeypatch, dtype, has_tifffile):
+    path = save(GREY.astype(dtype), **GREYSCALE)
+    if not has_tifffile:
+        monkeypatch.setitem(sys.modules, 'tifffile', None)
+    most = GREY.max()
+    with pytest.raises(ImageError, match=rf'x\.tif.*got u?int32 of at most {most}; give scale='):
+        read_image(path, 1)
+    (pyramid,) = extract_pyramid(BACKBONE, [path], normalization=Normalization(scale=255))
+    assert_same(pyramid.values(), extract_pyramid(BACKBONE, GREY).values())
+    path.write_bytes(encode(np.zeros((40, 50), dtype), **GREYSCALE))  # black at any scale
+    assert not read_image(path, 1).any()
+
+
+def test_a_dark_png_of_16_bits_needs_no_scale(tmp_path):
+    """Some versions of Pillow open it with 32 bits."""
+    Image.fromarray(GREY.astype(np.uint16)).save(tmp_path / 'x.png')
+    assert_within(read_image(tmp_path / 'x.png', 1), expected_of(GREY / 65535), 1e-7)
+
+
+@pytest.mark.parametrize('options', [{}, {'tile': (32, 16)}])
+def test_a_first_page_that_is_a_smaller_version_is_not_the_image(tmp_path, options):
+    path = tmp_path / 'x.tif'
+    with tifffile.TiffWriter(path) as file:
+        for step, kind in ((4, 1), (1, 0), (2, 1)):
+            pixels = np.ascontiguousarray(RGB[::step, ::step])
+            file.write(pixels, photometric='rgb', subfiletype=kind, **options)
+    assert_within(read_image(path), expected_of(RGB / 255), 1e-6)
+    with open_large_image(path) as image:
+        assert np.array_equal(image.read(0, 0, 70, 90), RGB)
+    assert read_image(path, page=0).shape == (3, 18, 23)
+
+
+def test_a_smaller_version_before_an_image_that_pil_decodes(tmp_path):
+    path = tmp_path / 'x.tif'
+    colours = {'photometric': 'palette', 'colormap': (PALETTE * 257).astype(np.uint16)}
+    with tifffile.TiffWriter(path) as file:
+        file.write(np.ascontiguousarray(GREY[::2, ::2]), subfiletype=1, **colours)
+        file.write(GREY, **colours)
+    with pytest.raises(ImageError, match=r'x\.tif.*the first page is a smaller version of page 1; give page=1'):
+        read_image(path)
+    assert_within(read_image(path, page=1), expected_of(PALETTE.T[GREY] / 255), 1e-6)
+
+
+@pytest.mark.parametrize('absent', ['tifffile', 'imagecodecs', 'neither'])
+def test_only_absent_packages_are_advised(monkeypatch, absent):
+    monkeypatch.setattr('swin_dense.images.tiff.find_spec', lambda name: None if name == absent else name)
+    with pytest.raises(ImageError, match=r'of 8 or 16 bits(, or install \w+)?$') as raised:
+        tiff.check_kept_by_pil(Image.open(io.BytesIO(encode(of_bits(GREY, 12), **GREYSCALE, bitspersample=12))), None)
+    assert str(raised.value).endswith(f'or install {absent}' if absent != 'neither' else 'of 8 or 16 bits')
 
 
 def test_smaller_versions_of_an_image_need_no_page(tmp_path):
