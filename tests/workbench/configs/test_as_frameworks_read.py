@@ -247,7 +247,8 @@ def test_bits_and_bands_that_the_loader_loses_are_said(tmp_path, backend, suffix
             look_at_images([str(path)], load, False)
         if suffix == '.tif':
             scale = {'12': 4095, '16': 65535, '8': 255}.get(kind, 1)
-            assert f'read them with LoadBands(scale={scale}, bands={tuple(range(bands))})' in str(caught.value)
+            how = f'scale={scale}, mean=0, std=1, bands={tuple(range(bands))}'
+            assert f'read them with LoadBands(normalization=dict({how}))' in str(caught.value)
         return
     found, notes = look_at_images([str(path)], load, False)
     said = ' '.join(notes)
