@@ -49,7 +49,6 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
     Raises:
         TypeError: ``backbone`` is not a module.
         ValueError: its ``forward`` was replaced before, by ``make_graphed_callables`` for one.
-        RuntimeError: this torch is too old.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -61,8 +60,6 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
         raise TypeError(f'backbone must be a torch.nn.Module, got {type(backbone).__name__}')
     if not isinstance(vars(backbone).get('forward', None), (Graphs, type(None))):
         raise ValueError('the forward of this backbone was replaced before; call use_graphs on an unchanged backbone')
-    if not all(hasattr(torch._C._autograd, name) for name in _NEEDED):
-        raise RuntimeError(f'use_graphs needs torch 2.8 or later, and this is {torch.__version__}')
     backbone.forward = Graphs(backbone, checks.integer('limit_mib', limit_mib))
     return backbone
 
@@ -219,6 +216,8 @@ class Graphs:
         is_checkpointed = self._backbone.training and not torch.is_grad_enabled()
         if img.requires_grad or not img.numel() or torch.is_anomaly_enabled() or is_recomputed or is_checkpointed:
             return ''
+        if not all(hasattr(torch._C._autograd, name) for name in _NEEDED):
+            return f'torch {torch.__version__} is too old'
         if threading.get_ident() != self._thread:
             return 'another thread ran the first pass, and graphs belong to one thread'
         if any(type(module).__name__.startswith(_SHARDED) for module in modules):

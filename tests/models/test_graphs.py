@@ -35,8 +35,11 @@ OPTIONS = {
 }
 EAGER = 3  # passes of a size before its capture
 
-# A warning is an error in tests that do not expect one.
-pytestmark = pytest.mark.filterwarnings('error:use_graphs')
+HAS_GRAPHS = all(hasattr(torch._C._autograd, name) for name in graphs._NEEDED)
+pytestmark = [
+    pytest.mark.filterwarnings('error:use_graphs'),  # in tests that do not expect one
+    pytest.mark.skipif(not HAS_GRAPHS, reason='this torch is too old for use_graphs'),
+]
 
 
 class StandIn:
@@ -616,6 +619,15 @@ def test_another_stream_and_other_devices_have_their_graphs(gpu):
     assert gpu.replays == 1
     with pytest.raises(RuntimeError, match='DataParallel'):
         graphed(build().to('meta'), gpu)(image())
+
+
+def test_an_old_torch_is_eager(gpu, monkeypatch):
+    monkeypatch.setattr(graphs, '_NEEDED', ('a_name_of_later_versions',))
+    backbone = graphed(build(), gpu)
+    with told('torch .* is too old'):
+        for _ in range(EAGER + 2):
+            backbone(image())
+    assert gpu.captures == 0
 
 
 # Memory
