@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,7 +47,6 @@ class Target:
     is_classifier: bool
     names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
     shapes: Mapping[str, Shape | None]  # by our names; None if the parameter is sharded, so that its shape is unknown
-    added: frozenset[str]  # our names of parameters that no Swin has, such as those of LoRA
     is_meta: bool  # the parameters have no values
     complete: bool  # the model lists all its parameters; FSDP may hide those of submodules in flat parameters
 
@@ -66,12 +66,16 @@ class Target:
                 is_whole = '_fsdp_wrapped_module.' not in key and tensor.numel()
                 names[name] = _SELF_RENAMING.sub('', key)
                 shapes[name] = tuple(tensor.shape) if is_whole else None
-        standard = {name for name in names if is_standard(name) or (is_classifier and name in HEAD)}
         is_meta = any(tensor.is_meta for tensor in state.values())
         complete = not any(key.endswith('_flat_param') for key in state)
         backbone = inner if is_classifier else model
-        added = frozenset(names.keys() - standard)
-        return cls(model, backbone, is_classifier, names, shapes, added, is_meta, complete)
+        return cls(model, backbone, is_classifier, names, shapes, is_meta, complete)
+
+    @cached_property
+    def added(self) -> frozenset[str]:
+        """Our names of parameters that no Swin has, such as those of LoRA."""
+        own_head = HEAD if self.is_classifier else ()
+        return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
         """Return the target with the ``given`` parameters of a Swin added, which a wrapper renames or hides."""
@@ -90,7 +94,7 @@ class Target:
                 ours[wrapped[0]] = name
         names = {ours.get(own, own): key for own, key in self.names.items()}
         shapes = {ours.get(own, own): shape for own, shape in self.shapes.items()}
-        return replace(self, names=names, shapes=shapes, added=self.added - ours.keys())
+        return replace(self, names=names, shapes=shapes)
 
 
 def _is_wrapped(own: str, name: str) -> bool:

@@ -165,16 +165,16 @@ def convert(
     trained_windows, left_out = {}, {}
     for name, parts in parts_of.items():
         stored = tuple(keys_of[name].values())
+        size, trained = _sizes(name, stored[0], values, window_size)
+        if trained is not None:
+            trained_windows[name.stage] = trained
         why = _why_unusable(parts, len(family.templates(name.role)))
         if why:
-            parameters[name.ours] = Parameter(stored, None, why)
+            parameters[name.ours] = Parameter(stored, None, why, size)
             continue
         if is_transposed and name.role in LINEAR:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        size, trained = _sizes(name, stored[0], values, window_size)
         parameters[name.ours] = Parameter(stored, family.decode(name, parts), size=size)
-        if trained is not None:
-            trained_windows[name.stage] = trained
     for key in others:
         value, inner = values[key], names[key].removeprefix(prefix)
         head, why = _HEAD.fullmatch(names[key]), _why_unusable([value])
@@ -248,25 +248,25 @@ def _sizes(
 
     A buffer beside a relative position table, or beside V2's logit_scale, determines them.
     """
+    if name.role == 'logit_scale':
+        coordinates: Any = values.get(key.replace('logit_scale', COORDINATES))
+        if coordinates is None or _why_unusable([coordinates]) or coordinates.is_meta:
+            return None, None
+        if coordinates.ndim != 4 or coordinates.shape[3] != 2:
+            return None, None
+        window = (coordinates.shape[1] + 1) // 2, (coordinates.shape[2] + 1) // 2
+        return window, trained_window(coordinates)
     tensor: Any = values[key]
+    if name.role not in ('table', 'position') or _why_unusable([tensor]):
+        return None, None
     if name.role == 'position':
         return ((tensor.shape[2], tensor.shape[3]) if tensor.ndim == 4 else None), None
-    if name.role not in ('table', 'logit_scale'):
-        return None, None
-    if name.role == 'table':
-        rows = tensor.shape[:1].numel()
-        if window_size and rows == math.prod(offsets(window_size)):
-            return window_size, None
-        index: Any = values.get(key.replace('relative_position_bias_table', 'relative_position_index'))
-        is_usable = index is not None and not _why_unusable([index]) and not index.is_meta
-        return (window_of_index(index, rows) if is_usable else None), None
-    coordinates: Any = values.get(key.replace('logit_scale', COORDINATES))
-    if coordinates is None or _why_unusable([coordinates]) or coordinates.is_meta:
-        return None, None
-    if coordinates.ndim != 4 or coordinates.shape[3] != 2:
-        return None, None
-    window = (coordinates.shape[1] + 1) // 2, (coordinates.shape[2] + 1) // 2
-    return window, trained_window(coordinates)
+    rows = tensor.shape[:1].numel()
+    if window_size and rows == math.prod(offsets(window_size)):
+        return window_size, None
+    index: Any = values.get(key.replace('relative_position_bias_table', 'relative_position_index'))
+    is_usable = index is not None and not _why_unusable([index]) and not index.is_meta
+    return (window_of_index(index, rows) if is_usable else None), None
 
 
 def _split_biases(parameters: dict[str, Parameter]) -> None:

@@ -18,6 +18,7 @@ from swin_dense import (
 )
 from swin_dense.checkpoint.export import write_file
 from tests.checkpoint.helpers import ARCH
+from tests.checkpoint.test_misfits import Sharded
 from tests.conftest import equal_weights, needs, randomize
 
 TABLE = 'relative_coords_table'
@@ -170,6 +171,17 @@ def test_records_of_any_precision(dtype):
     """As in files whose values were all converted; of 8 bits, tables of small windows are exact enough."""
     state = with_tables(v2().state_dict(), lambda table: table.to(dtype))
     v2(5, pretrained_window_size=3).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=OTHER):
+        v2(5).load_state_dict(state)
+
+
+def test_a_sharded_state_keeps_its_record(caplog):
+    """That of FSDP2, whose parameters are DTensors, and whose tables are not."""
+    state = {
+        name: tensor if TABLE in name else tensor.as_subclass(Sharded) for name, tensor in v2().state_dict().items()
+    }
+    v2().load_state_dict(state)
+    assert not caplog.records
     with pytest.raises(CheckpointError, match=OTHER):
         v2(5).load_state_dict(state)
 
