@@ -85,7 +85,8 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
     if unused:
         names = {one['id']: one['name'] for one in content['categories']}
         others = some(f'{names[key]} ({count})' for key, count in unused.most_common())
-        notes.append(f'{path}: {unused.total()} annotations are not used, of categories that are no class: {others}')
+        count = f'{unused.total()} of {len(annotations)} annotations'
+        notes.append(f'{path}: {count} are not used, of categories that are no class: {others}')
     if kept:
         notes += _look_at_boxes(name, path, kept, images, used, is_evaluated)
     else:
@@ -373,9 +374,10 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
     for address, limit in limits.items():
         crowded = [count for count in counts.values() if count > limit >= 0]
         if crowded:
+            missed = sum(crowded) - limit * len(crowded)
             notes.append(
-                f'{path}: {len(crowded)} images have more objects than the {limit} that the model returns, so that '
-                f'{sum(crowded) - limit * len(crowded)} count as missed: --set {address}={max(crowded)}'
+                f'{path}: {len(crowded)} of {len(counts)} images have more objects than the {limit} that the model '
+                f'returns, so that {missed} count as missed: --set {address}={max(crowded)}'
             )
     return notes
 

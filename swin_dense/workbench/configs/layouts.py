@@ -69,22 +69,20 @@ def _detection(root: Path) -> tuple[dict[str, str], str]:
         return places, ''
     files = sorted([*root.glob('*.json'), *root.glob('annotations/*.json')])
     files = [file for file in files if not file.name.endswith(('.train.json', '.val.json'))]  # of an earlier split
-    contents, reasons = {}, []
+    contents = {}
+    reasons = []
     for file in files:
         try:
             contents[file] = read_coco(file)
         except ValueError as error:
             reasons.append(str(error))
     if len(contents) > 1:
-        return (
-            {},
-            f'{root} has several files of annotations, {some(contents)}: name those to use with --train-ann, '
-            + ('--train-images, --val-ann and --val-images'),
-        )
+        options = '--train-ann, --train-images, --val-ann and --val-images'
+        return {}, f'{root} has several files of annotations, {some(contents)}: name those to use with {options}'
+    if not contents and not reasons:
+        reasons.append(f'{root} has no .json file of annotations, but {_content_of(root)}')
     if not contents:
-        return {}, '; '.join(
-            reasons
-        ) if reasons else f'{root} has no .json file of annotations, but {_content_of(root)}'
+        return {}, '; '.join(reasons)
     (file, content), *_ = contents.items()
     folders = [root, *sorted(root.glob('*')), *sorted(root.glob('*/*'))]
     if not content['images']:
@@ -109,7 +107,7 @@ def _segmentation(root: Path) -> tuple[dict[str, str], str]:
 def _content_of(root: Path) -> str:
     """Describe what is in a folder, for a message."""
     folders = [f'{path.name}/' for path in sorted(root.iterdir()) if path.is_dir()]
-    return f'it has {some(folders) or "no folders"} and files {endings_in(root).removeprefix("whose files ")}'
+    return f'it has {some(folders) or "no folders"}, {endings_in(root)}' if any(root.iterdir()) else 'it is empty'
 
 
 @contextlib.contextmanager

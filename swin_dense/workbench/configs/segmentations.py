@@ -55,8 +55,10 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
     if isinstance(mask, dict):
         if mask.get('size') != [height, width] or not isinstance(mask.get('counts'), (list, str)):
             return Mask(_NO_MASK)
+        pixels = height * width
         lengths = run_lengths(mask['counts'])
-        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > height * width or lengths.sum() != height * width:
+        is_within = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= pixels
+        if not is_within or lengths.sum() != pixels:
             return Mask(_UNREADABLE)
         place = place_of_runs(lengths, height)
         top, left, bottom, right = place_of_runs(lengths, width)
@@ -75,21 +77,24 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
             columns = [number for polygon in polygons for number in polygon[0::2]]
             rows = [number for polygon in polygons for number in polygon[1::2]]
             place = Place(min(columns), min(rows), max(columns), max(rows))
-    x, y, *sides = annotation['bbox']
-    box = Place(x, y, x + sides[0], y + sides[1])
-    is_kept = min(sides) >= 1 and x < width and y < height and box.right > 0 and box.bottom > 0
-    if not is_kept:
+    x, y, box_width, box_height = annotation['bbox']
+    box = Place(x, y, x + box_width, y + box_height)
+    is_inside = x < width and y < height and box.right > 0 and box.bottom > 0
+    if not is_inside or min(box_width, box_height) < 1:  # mmdet leaves out the object
         return Mask(None, left_out)
-    is_empty = place.left >= place.right or place.top >= place.bottom
+    is_share = isinstance(mask, list) and max(place) <= 1 and max(box_width, box_height) > _TOLERANCE
+    is_empty = is_apart = is_far = False
+    for low, high, start, end, side in (
+        (place.left, place.right, box.left, box.right, width),
+        (place.top, place.bottom, box.top, box.bottom, height),
+    ):
+        is_empty |= low >= high
+        is_apart |= high <= start - _TOLERANCE or low >= end + _TOLERANCE
+        is_far |= abs(low) >= side or not 0 < high < 2 * side
     beyond = _beyond(place, box)
-    if by_rows is not None and not is_empty and beyond > _TOLERANCE >= _beyond(by_rows, box):
+    if by_rows and not is_empty and beyond > _TOLERANCE >= _beyond(by_rows, box):
         return Mask(_BY_ROWS)
-    is_share = isinstance(mask, list) and max(place) <= 1 and max(sides) > _TOLERANCE
-    is_at_columns = box.left - _TOLERANCE < place.right and place.left < box.right + _TOLERANCE
-    is_at_rows = box.top - _TOLERANCE < place.bottom and place.top < box.bottom + _TOLERANCE
-    is_far_left = place.left <= -width or place.right <= 0 or place.top <= -height or place.bottom <= 0
-    is_far_right = place.left >= width or place.right >= 2 * width or place.top >= height or place.bottom >= 2 * height
-    if is_share or is_empty or not is_at_columns or not is_at_rows or is_far_left or is_far_right:
+    if is_share or is_empty or is_apart or is_far:
         return Mask(_ELSEWHERE)
     return Mask(None, left_out, beyond if beyond > _TOLERANCE else 0.0)
 

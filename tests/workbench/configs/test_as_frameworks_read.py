@@ -105,7 +105,7 @@ def test_images_boxes_and_classes_that_mmdet_trains_on(tmp_path, filters):
         classes = [one for one in content['annotations'] if one['category_id'] != 3]
         left_out, boxes = numbers(notes, r'does not train on (\d+) of (\d+) boxes') or [0, len(classes)]
         assert (boxes, boxes - left_out) == (len(classes), len(trained))
-        unused = numbers(notes, r'(\d+) annotations are not used') or [0]
+        unused = numbers(notes, r'(\d+) of \d+ annotations are not used') or [0]
         assert unused == [len(content['annotations']) - len(classes)]
         absent = {*range(2)} - {one['bbox_label'] for one in trained}
         assert (numbers(notes, r'(\d+) of 2 classes have no box') or [0]) == [len(absent)]
@@ -382,5 +382,5 @@ def test_objects_that_an_evaluation_counts_as_missed(tmp_path):
     assert evaluator.startswith(
         f'val_dataloader.dataset reads {tmp_path}/a.json, but its evaluator compares with {other}'
     )
-    assert '1 images have more objects than the 3 that the model returns, so that 1 count as missed: ' in limit
+    assert '1 of 1 images have more objects than the 3 that the model returns, so that 1 count as missed: ' in limit
     assert limit.endswith('--set model.test_cfg.rcnn.max_per_img=4')

@@ -225,7 +225,7 @@ def test_what_is_odd_is_noted(ten_fruits):
     left_out = "mmdet does not train on 2 of 8 boxes (25 %): 1 narrower than a pixel, 1 marked 'iscrowd'"
     assert notes == [
         f'{path}: 10 images, 1 without annotations, 9 annotations',
-        f'{path}: 1 annotations are not used, of categories that are no class: leaf (1)',
+        f'{path}: 1 of 9 annotations are not used, of categories that are no class: leaf (1)',
         f'{path}: {left_out}',
         f'{path}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; mmdet cuts them at its edge',
         f'{path}: 1 of 2 classes have no box: apple',
@@ -558,7 +558,7 @@ def test_other_json_files_are_no_annotations(ten_fruits):
         (lambda name: f'images\\{name}', 'images/0.jpg is there: write names relative to the folder of images, with /'),
         (lambda name: f'/data/upload/3/{name}', 'images/0.jpg is there: write names relative'),
         (lambda name: f'images%2F{name}', 'images/0.jpg is there: write names relative'),
-        (lambda name: f'gone-{name}', 'it has images/ and files end in .jpg (10), .json (1)'),
+        (lambda name: f'gone-{name}', 'it has images/, whose files end in .jpg (10), .json (1)'),
     ],
 )
 def test_the_first_name_that_is_missing_is_said_with_what_is_there(ten_fruits, name, hint):
@@ -584,7 +584,8 @@ def test_data_of_another_layout_are_an_error_and_data_of_another_machine_a_note(
     )
     said = roads.refused()
     assert (
-        'has no folders such as images and masks, but it has my annotations/, my images/ and files end in .png' in said
+        'has no folders such as images and masks, but it has my annotations/, my images/, whose files end in .png'
+        in said
     )
     fruit.root.rename(fruit.beside / 'elsewhere')
     fruit.write()
