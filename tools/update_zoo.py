@@ -21,8 +21,7 @@ from update_readme import replace_block
 from swin_dense.analysis.flop_counter import count
 from swin_dense.archs.arch import published_letter
 from swin_dense.workbench.building import build_on_meta, needed_packages, published_shape, run_on_shapes
-from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.parts import dicts
+from swin_dense.workbench.configs.experiment import Experiment, dicts
 from swin_dense.workbench.recipes.files import load_recipe
 from swin_dense.workbench.recipes.zoo import FOLDERS, FRAMEWORKS, Recipe, framework_configs, read_zoo
 

@@ -18,7 +18,7 @@ from swin_dense.commands._options import add_settings
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
-from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.recipes.files import load_recipe, recipe_root
 from swin_dense.workbench.recipes.zoo import published_weights
 
@@ -60,7 +60,7 @@ def read_config(args: argparse.Namespace) -> Config:
     if PathFinder.find_spec('mmcv._ext', folders) is None:
         raise ImportError(packages.cure_for("No module named 'mmcv._ext'"))
     config = load_recipe(args.config)
-    merge_settings(config, parse_settings(args.set))
+    merge_settings(config, args.set)
     return config
 
 

@@ -28,8 +28,8 @@ from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
-from swin_dense.workbench.configs.settings import merge_settings, parse_settings
-from swin_dense.workbench.configs.standalone import as_text, checked_settings
+from swin_dense.workbench.configs.settings import merge_settings
+from swin_dense.workbench.configs.standalone import as_text, read_entries
 from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     own_data(recipe, args.data_root, classes, places)
     if args.epochs is not None or args.iters is not None:
         set_length(recipe, args.epochs, args.iters)
-    merge_settings(config, checked_settings(parse_settings(args.set)))
+    merge_settings(config, args.set, read_entries())
     experiment = Experiment(config)
     experiment.check_scope()
     check_channels(experiment)

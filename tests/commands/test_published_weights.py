@@ -13,7 +13,7 @@ from PIL import Image
 
 from swin_dense.commands import _mm
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.recipes.files import load_recipe, recipe_root
 from swin_dense.workbench.recipes.zoo import beside_published, find_recipe, published_weights
 from tests.checkpoint.test_downloads import Server
@@ -69,7 +69,7 @@ def server(folder):
 
 def write_weights(path):
     config = load_recipe(RECIPE)
-    merge_settings(config, parse_settings(SMALL))
+    merge_settings(config, SMALL)
     init_default_scope('mmdet')
     torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, path)
 

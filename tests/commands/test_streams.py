@@ -157,7 +157,7 @@ def test_settings_that_configs_of_the_frameworks_allow(setting):
     }
     config = Config(content)
     ((key, value),) = parse_settings([setting]).items()
-    merge_settings(config, {key: value})
+    merge_settings(config, [setting])
     found = config
     for part in key.split('.'):
         found = found[part]

@@ -16,7 +16,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from mmengine.runner import set_random_seed
 
-from swin_dense.workbench.configs.parts import dicts
+from swin_dense.workbench.configs.experiment import dicts
 from tests.conftest import some
 from tests.mm.test_frameworks import in_float64
 from tests.mmcv_lite_ops.conftest import PLAIN

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Sequence
 from typing import Any
 
-from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.parts import dicts, is_panoptic, make_palette, pipelines
+from swin_dense.workbench.configs.experiment import Experiment, dicts, is_panoptic, pipelines
+
+_GOLDEN_RATIO = 0.618034
 
 
 def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
@@ -100,3 +102,9 @@ def _class_weight(weights: Any, old_count: int, count: int) -> Any:
             'from, set class_weight to a list for your classes or to None'
         )
     return [weights[0]] * count + list(weights[old_count:])
+
+
+def make_palette(count: int) -> list[tuple[int, ...]]:
+    """Return well-separated RGB colours."""
+    hues = [index * _GOLDEN_RATIO % 1 for index in range(count)]
+    return [tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.9)) for hue in hues]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.parts import dicts, is_panoptic
 
 SPLITS = ('train', 'val', 'test')
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
@@ -42,6 +39,7 @@ class Experiment:
         self.model: Any = config.model
         self.scope: str | None = config.get('default_scope')
         self.is_detector = self.scope == 'mmdet'
+        self.class_count = _class_count(self.model)
         self.datasets = [
             DataSet(self, entry, split, address)
             for split in SPLITS
@@ -59,66 +57,47 @@ class Experiment:
         """Return the data sets of some splits."""
         return [dataset for dataset in self.datasets if dataset.split in splits]
 
-    @cached_property
-    def class_count(self) -> int | None:
-        """The most frequent number of classes in the model, as proposal heads have another than the other heads.
 
-        None if no part of the model has ``num_classes``, or if they are no classes of the data.
-        """
-        parts = [] if self.model.get('type') in _OTHER_COUNTS else list(dicts(self.model))
-        counts = Counter(part['num_classes'] for part in parts if isinstance(part.get('num_classes'), int))
-        counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in parts if is_panoptic(part))
-        return counts.most_common(1)[0][0] if counts else None
-
-
-@dataclass(frozen=True)
 class DataSet:
     """A data set of a config that reads files, inside the wrappers of other data sets.
 
-    ``entry`` is its part of the config, and ``address`` the name of that part for `--set`, such as
-    'train_dataloader.dataset'.
+    Attributes:
+        experiment: the config that it is a part of.
+        entry: this part of the config; changes to it change the config.
+        split: 'train', 'val' or 'test'; ``is_evaluated`` is whether it is one of the latter two.
+        address: the name of the part for `--set`, such as 'train_dataloader.dataset'.
+        kind: the name of its class, or ''.
+        annotations: the path or address of the file of annotations, or of names of images; '' if there is none.
+        pipeline: the transforms of an image.
+        loader: the first of them, which loads the image.
+        evaluators: the configs of the metrics of its split.
+
+    Raises:
+        ValueError: a path, or the dict of folders, has the wrong type.
     """
 
-    experiment: Experiment
-    entry: Any
-    split: str
-    address: str = 'a data set'
-
-    def __post_init__(self) -> None:
+    def __init__(self, experiment: Experiment, entry: Any, split: str, address: str = 'a data set') -> None:
         for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
-            if not isinstance(self.entry.get(key) or kind(), kind):
-                raise ValueError(f'{key} of {self.address} must be a {kind.__name__}, got {self.entry[key]!r}')
-        for prefix, folder in (self.entry.get('data_prefix') or {}).items():
+            if not isinstance(entry.get(key) or kind(), kind):
+                raise ValueError(f'{key} of {address} must be a {kind.__name__}, got {entry[key]!r}')
+        for prefix, folder in (entry.get('data_prefix') or {}).items():
             if not isinstance(folder or '', str):
-                raise ValueError(f'data_prefix.{prefix} of {self.address} must be a str, got {folder!r}')
-
-    @property
-    def is_evaluated(self) -> bool:
-        return self.split != 'train'
-
-    @property
-    def kind(self) -> str:
-        """The name of its class, or ''."""
-        return self.entry.get('type') or ''
-
-    @property
-    def annotations(self) -> str:
-        """The path or address of the file of annotations, or of names of images; '' if there is none."""
-        name = self.entry.get('ann_file')
-        return self._below_root(name) if name else ''
+                raise ValueError(f'data_prefix.{prefix} of {address} must be a str, got {folder!r}')
+        self.experiment = experiment
+        self.entry = entry
+        self.split = split
+        self.is_evaluated = split != 'train'
+        self.address = address
+        self.kind: str = entry.get('type') or ''
+        self.annotations = self._below_root(entry.ann_file) if entry.get('ann_file') else ''
+        self.pipeline: list[Any] = entry.get('pipeline') or []
+        self.loader: Any = self.pipeline[0] if self.pipeline else {'type': 'LoadImageFromFile'}
+        metrics = experiment.config.get(f'{split}_evaluator')
+        self.evaluators = [part for part in dicts(metrics) if 'type' in part]
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
         return self._below_root((self.entry.get('data_prefix') or {}).get(prefix) or '')
-
-    @property
-    def pipeline(self) -> list[Any]:
-        return list(self.entry.get('pipeline') or ())
-
-    @property
-    def loader(self) -> Any:
-        """The first step of the pipeline, which loads images."""
-        return self.pipeline[0] if self.pipeline else {'type': 'LoadImageFromFile'}
 
     @property
     def classes(self) -> tuple[Any, ...]:
@@ -129,11 +108,6 @@ class DataSet:
         with DATASETS.switch_scope_and_registry(self.experiment.scope) as registry:
             kind = registry.get(self.kind) if self.kind else None
         return tuple(getattr(kind, 'METAINFO', {}).get('classes') or ())
-
-    @property
-    def evaluators(self) -> list[Any]:
-        """The configs of the metrics of its split."""
-        return [part for part in dicts(self.experiment.config.get(f'{self.split}_evaluator')) if 'type' in part]
 
     def missing(self) -> list[str]:
         """Return the files and folders that do not exist; addresses are not checked."""
@@ -158,3 +132,41 @@ def _reading_files(address: str, value: Any) -> Iterator[tuple[str, Any]]:
         items = list(enumerate(value)) if isinstance(value, (list, tuple)) else []
     for key, item in items:
         yield from _reading_files(f'{address}.{key}', item)
+
+
+def _class_count(model: Any) -> int | None:
+    """Return the most frequent number of classes in a model, as proposal heads have another than the other heads.
+
+    None if no part of the model has ``num_classes``, or if they are no classes of the data.
+    """
+    parts = [] if model.get('type') in _OTHER_COUNTS else list(dicts(model))
+    counts = Counter(part['num_classes'] for part in parts if isinstance(part.get('num_classes'), int))
+    counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in parts if is_panoptic(part))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def is_panoptic(part: Any) -> bool:
+    """Return whether a part of a model counts things and stuff separately, as mmdet's Mask2Former does."""
+    return {'num_things_classes', 'num_stuff_classes'} <= set(part)
+
+
+def dicts(value: Any) -> Iterator[Any]:
+    """Yield every dict in a config, outer dicts first."""
+    for part in _containers(value):
+        if isinstance(part, dict):
+            yield part
+
+
+def pipelines(value: Any) -> Iterator[list]:
+    """Yield every list of transforms that starts with ``LoadImageFromFile``."""
+    for part in _containers(value):
+        if isinstance(part, list) and part and isinstance(part[0], dict) and part[0].get('type') == 'LoadImageFromFile':
+            yield part
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list, tuple)):
+        yield value
+        items = value.values() if isinstance(value, dict) else value
+        for item in list(items):
+            yield from _containers(item)

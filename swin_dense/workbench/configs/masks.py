@@ -11,10 +11,9 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.classes import mapped_values
-from swin_dense.workbench.configs.experiment import DataSet
+from swin_dense.workbench.configs.experiment import DataSet, dicts
 from swin_dense.workbench.configs.images import absent_files, chosen, look_at_images, other_size, some
 from swin_dense.workbench.configs.own_data import endings_in
-from swin_dense.workbench.configs.parts import dicts
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import set_classes
-from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.parts import dicts
+from swin_dense.workbench.configs.experiment import Experiment, dicts
 
 # Each is an option of `swin-dense config`.
 PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -21,9 +23,14 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
-def merge_settings(config: Config, settings: dict[str, Any]) -> None:
-    """Merge the result of :func:`parse_settings` into a config; a dict replaces the entry."""
-    for key, value in settings.items():
+def merge_settings(config: Config, settings: Sequence[str], known: Collection[str] | None = None) -> None:
+    """Merge settings such as 'model.backbone.with_cp=True' into a config; a dict replaces the entry.
+
+    If ``known`` is given, each must start with one of these entries.
+    """
+    for key, value in parse_settings(settings).items():
+        if known is not None:
+            checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(known))
         _check_kind(config, key, value)
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
-
-from swin_dense.utils import checks
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -17,13 +15,6 @@ _READ_BY_RUNNERS = {
     *('model_wrapper_cfg', 'strategy', 'sync_bn'),
 }
 _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeline', 'tta_model', 'tta_pipeline'}
-
-
-def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, of which each must start with a config entry that a runner or tool reads."""
-    for key in settings:
-        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
-    return settings
 
 
 def as_text(config: Config, title: str) -> str:
@@ -39,7 +30,7 @@ def as_text(config: Config, title: str) -> str:
 
     from swin_dense.workbench.recipes.lazy import imported_values
 
-    read = _read_entries()
+    read = read_entries()
     content = config._to_lazy_dict()
     kept = Config({key: value for key, value in content.items() if key in read})
     for place, imported in imported_values(kept):
@@ -55,7 +46,8 @@ def as_text(config: Config, title: str) -> str:
     return '\n'.join([*lines, '', kept.pretty_text])
 
 
-def _read_entries() -> set[str]:
+def read_entries() -> set[str]:
+    """Return the entries of a config that a runner or a tool reads."""
     from mmengine.runner import Runner
 
     return _READ_BY_RUNNERS | _READ_BY_TOOLS | (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'})

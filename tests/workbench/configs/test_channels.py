@@ -6,7 +6,7 @@ from mmengine.config import Config
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.channels import check_channels
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.data import DETECTOR, SEGMENTOR
 
@@ -37,14 +37,14 @@ WRONG = [
 def test_the_setting_that_mends_a_model_is_said(name, setting, message):
     config = load_recipe(name)
     check_channels(Experiment(config))
-    merge_settings(config, parse_settings([setting]))
+    merge_settings(config, [setting])
     with pytest.raises(ValueError, match='the backbone') as caught:
         check_channels(Experiment(config))
     said = str(caught.value)
     assert message in said
     advice = said.partition('add --set ')[2].split()
     if advice:
-        merge_settings(config, parse_settings(advice))
+        merge_settings(config, advice)
         check_channels(Experiment(config))
 
 
