@@ -21,8 +21,8 @@ COLOURS = ((210, 30, 40), (120, 190, 40))
 HEIGHT, WIDTH, IMAGES = 128, 160, 60
 # A Swin that a CPU trains in minutes, on images of the size of the data: the only change of the page's commands.
 SMALL = (
-    'model.backbone.init_cfg=None model.backbone.embed_dims=32 model.backbone.depths=2,2,2,2 '
-    'model.backbone.num_heads=1,2,4,8 model.neck.in_channels=32,64,128,256 '
+    '--set model.backbone.init_cfg=None model.backbone.frozen_stages=-1 model.backbone.embed_dims=32 '
+    'model.backbone.depths=2,2,2,2 model.backbone.num_heads=1,2,4,8 model.neck.in_channels=32,64,128,256 '
     'train_dataloader.dataset.pipeline.2.scale="(160,128)" val_dataloader.dataset.pipeline.1.scale="(160,128)" '
     'test_dataloader.dataset.pipeline.1.scale="(160,128)" optim_wrapper.optimizer.lr=0.0005 '
     'model.roi_head.bbox_head.fc_out_channels=128 model.train_cfg.rcnn.sampler.num=64 '

@@ -116,7 +116,8 @@ def test_metafile_agrees_with_the_config(config):
         pretrained = backbone.init_cfg.checkpoint
         assert ('_22k' in pretrained) == ('ImageNet-22K' in metadata['Pretraining'])
         assert re.search(r'_(224|256|384)', pretrained)[1] in metadata['Pretraining']
-    assert resolved.train_dataloader.batch_size * 8 == metadata['Batch Size']
+    processes = int(metadata['Training Resources'].split()[0])  # '8 GPUs' or '1 CPU'
+    assert resolved.train_dataloader.batch_size * processes == metadata['Batch Size']
     assert (metadata['Recipe'] == 'official') == ('official' in config or 'cascade' in config)
     if 'Published Complexity' in model:
         assert model['Published Complexity']['Image Size'] == '{}x{}'.format(*RECIPES[config].counted['shape'])
