@@ -68,7 +68,7 @@ def is_capturing() -> bool:
     """
     if torch.cuda.is_current_stream_capturing():
         return True
-    stream = torch.cuda.graph.default_capture_stream
+    stream = getattr(torch.cuda.graph, 'default_capture_stream', None)  # not documented
     if stream is None:
         return False
     with torch.cuda.stream(stream):
