@@ -84,7 +84,10 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     slot_of_token = torch.empty_like(token_of_slot)
     slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
     height, width = grid.size
-    slot_of_token = slot_of_token.view(-1, columns * grid.window[1])[:height, :width].flatten()
+    # Not a slice of the padded map: torch.compile would compile again where a map needs no padding.
+    first_of_row = torch.arange(height, device=device) * columns * grid.window[1]
+    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
+    slot_of_token = slot_of_token[raster_HW.flatten()]
     return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT)
 
 
