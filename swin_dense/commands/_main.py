@@ -12,6 +12,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import swin_dense
@@ -137,6 +138,12 @@ def _explained(error: Exception) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error)
     package = error.name.partition('.')[0]
+    if package != error.name and find_spec(package) is not None:
+        cure = (
+            packages.cure_for(str(error))
+            or f'install another version of {package}; `swin-dense doctor` names those tested'
+        )
+        return f'this command needs {error.name}, which the installed {package} lacks: {cure}'
     cure = packages.cure_for(f'No module named {package!r}')
     return f'this command needs {package}, which is not installed: {cure}'
 

@@ -125,8 +125,19 @@ def test_exit_status_of_every_outcome(command, capsys, monkeypatch):
 def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
     error = ModuleNotFoundError(f'No module named {module!r}', name=module)
     monkeypatch.setattr(importlib, 'import_module', raising(error))
+    monkeypatch.setattr('swin_dense.commands._main.find_spec', lambda name: None)
     assert main([name]) == 2
     assert advice in capsys.readouterr().err
+
+
+def test_a_part_that_an_installed_package_lacks_is_named(monkeypatch, capsys):
+    """The package itself is not called absent, nor is it to be installed again as it is."""
+    error = ModuleNotFoundError("No module named 'numpy.of_tomorrow'", name='numpy.of_tomorrow')
+    monkeypatch.setattr(importlib, 'import_module', raising(error))
+    assert main(['train']) == 2
+    message = capsys.readouterr().err
+    assert 'needs numpy.of_tomorrow, which the installed numpy lacks: install another version of numpy' in message
+    assert 'not installed' not in message
 
 
 @pytest.mark.parametrize(
