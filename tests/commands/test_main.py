@@ -124,8 +124,8 @@ def test_exit_status_of_every_outcome(command, capsys, monkeypatch):
 )
 def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
     error = ModuleNotFoundError(f'No module named {module!r}', name=module)
-    monkeypatch.setattr(importlib, 'import_module', raising(error))
     monkeypatch.setattr('swin_dense.commands._main.find_spec', lambda name: None)
+    monkeypatch.setattr(importlib, 'import_module', raising(error))
     assert main([name]) == 2
     assert advice in capsys.readouterr().err
 
