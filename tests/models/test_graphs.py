@@ -265,11 +265,18 @@ def copy_weights(backbone):
     backbone.load_state_dict(new_weights(backbone))
 
 
+class NegativeGELU(nn.GELU):
+    """Has the attributes of nn.GELU."""
+
+    def forward(self, x):
+        return -super().forward(x)
+
+
 def replace_a_module(backbone):
     for module in backbone.modules():
         for name, child in list(module.named_children()):
             if isinstance(child, nn.GELU):
-                setattr(module, name, nn.ReLU())
+                setattr(module, name, NegativeGELU())
 
 
 def freeze(backbone):
