@@ -11,7 +11,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, Registry
 
-import swin_dense
+import swin_dense.mm
 from swin_dense.commands._main import main
 from swin_dense.workbench.recipes.files import load_recipe, recipe_names
 from tests.conftest import some
@@ -19,7 +19,9 @@ from tests.processes import cli
 from tests.workbench.configs.data import DETECTOR, SEGMENTOR
 
 REGISTRIES = [one for one in vars(mmengine.registry).values() if isinstance(one, Registry)]
-OURS = ('SwinDense', 'SwinDenseV2')
+# Classes of this package, which have no bare names in files without custom_imports.
+OURS = {name: f'swin_dense.mm.backbone.{name}' for name in ('SwinDense', 'SwinDenseV2')}
+OURS['SwinLayerDecayConstructor'] = 'swin_dense.mm.layer_decay.SwinLayerDecayConstructor'
 NEEDS_PACKAGES = ('glip', 'grounding')  # text encoders, which are not installed
 
 
@@ -49,7 +51,7 @@ def as_lazy(config):
 def found(name, scope):
     """Return the class or function that a scope finds by a name, or None."""
     if name in OURS:
-        return getattr(swin_dense, name)
+        return getattr(swin_dense.mm, name)
     for hides_others in (True, False):
         for registry in REGISTRIES:
             child = registry.children.get(scope) if hides_others else registry
@@ -66,7 +68,7 @@ def names_of(value):
         return {key: names_of(item) for key, item in value.items() if key not in ('_scope_', 'custom_imports')}
     if isinstance(value, (list, tuple)):
         return list(map(names_of, value))
-    return f'swin_dense.mm.backbone.{value}' if value in OURS else value
+    return OURS.get(value, value) if isinstance(value, str) else value
 
 
 @pytest.mark.parametrize('name', some([one for one in recipe_names() if not one.startswith(NEEDS_PACKAGES)], 12))
