@@ -214,7 +214,7 @@ def test_the_page_shows_the_way_to_a_data_frame(checkpoint):
     import pandas as pd  # an optional package
 
     rows = level_32(checkpoint, {'image': IMAGES, 'label': ['a', 'b', 'c', 'd']}, pool='avg')
-    expression = re.search(r'`(pd\.DataFrame\(.*?\))`', (ROOT / 'docs/features.md').read_text('utf-8'))[1]
+    expression = re.search(r'= (pd\.DataFrame\(.*\))$', (ROOT / 'docs/features.md').read_text('utf-8'), re.M)[1]
     table = eval(expression, {'pd': pd, 'rows': rows})
     assert table['label'].tolist() == ['a', 'b', 'c', 'd']
     np.testing.assert_array_equal(np.stack(table['level_32']), rows['level_32'])
