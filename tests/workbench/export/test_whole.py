@@ -338,6 +338,7 @@ def test_the_page_on_deployment(exported, demo_data, tmp_path, monkeypatch):
     with Image.open('photo.jpg') as image:
         assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
     picture = pictures.read('photo.jpg')
+    assert names['by_openvino'].keys() == names['record'].keys()
     for file, each in itertools.product(('int8.onnx', 'float16.onnx'), RUNTIMES):
         assert runtime.load(file, runtime=each)(picture).keys() == names['record'].keys()
     # Proposals that overlap can swap in float16, so what comes after their selection cannot be compared one by one.
