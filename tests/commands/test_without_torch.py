@@ -21,8 +21,7 @@ PAGE = (ROOT / 'docs' / 'files.md').read_text()
 
 def install_lines():
     """Return the commands of the page that install what a file needs."""
-    section = PAGE[PAGE.index('Without torch, install') :]
-    lines = re.match(r'.*\n\n((?: {4}pip install .*\n)+)', section)[1].split('\n')
+    lines = re.search(r'^### Run the file\n.*?((?:^ {4}pip install .*\n)+)', PAGE, re.S | re.M)[1].split('\n')
     return [line.split() for line in lines if line]
 
 
