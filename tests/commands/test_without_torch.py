@@ -21,8 +21,9 @@ PAGE = (ROOT / 'docs' / 'files.md').read_text()
 
 def install_lines():
     """Return the commands of the page that install what a file needs."""
-    lines = re.search(r'^### Run the file\n.*?((?:^ {4}pip install .*\n)+)', PAGE, re.S | re.M)[1].split('\n')
-    return [line.split() for line in lines if line]
+    section = PAGE[PAGE.index('\n### Run the file\n') :]
+    lines = re.search(r'\n\n((?: {4}pip install .*\n)+)', section)[1].splitlines()
+    return [line.split() for line in lines]
 
 
 @pytest.fixture(scope='module')
