@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,7 @@ from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
-from swin_dense.workbench.configs.settings import merge_settings
-from swin_dense.workbench.configs.standalone import as_text, read_entries
+from swin_dense.workbench.configs.settings import as_text
 from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
@@ -99,56 +99,22 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     """Return the config for the user's data, and notes on the data."""
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
-    from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
-    from swin_dense.workbench.configs.classes import ignore_values, map_values
     from swin_dense.workbench.configs.experiment import SPLITS, Experiment
-    from swin_dense.workbench.configs.layouts import class_names, find_places, split_data
-    from swin_dense.workbench.configs.own_data import PLACES, find_endings, own_data
-    from swin_dense.workbench.configs.schedule import notes_on_schedule, set_length
+    from swin_dense.workbench.configs.own_data import Options, adapt
+    from swin_dense.workbench.configs.schedule import notes_on_schedule
 
-    recipe = Experiment(config)
-    recipe.check_scope()
-    notes = []
-    classes = None if args.classes is None else class_names(args.classes)
-    places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
-    reason = ''
-    if args.data_root is not None and not places:
-        places, reason = find_places(recipe, args.data_root, args.val_share is not None)
-        notes += [f'found {", ".join(places.values())} in {args.data_root}'] if places else []
-    if args.val_share is not None:
-        if args.out is None:
-            raise ValueError('--val-share needs --out, beside which it writes the images of each part')
-        places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force, reason))
-    own_data(recipe, args.data_root, classes, places)
-    if args.epochs is not None or args.iters is not None:
-        set_length(recipe, args.epochs, args.iters)
-    merge_settings(config, args.set, read_entries())
     experiment = Experiment(config)
-    experiment.check_scope()
-    check_channels(experiment)
-    notes += notes_on_schedule(experiment)
-    # After the settings, which number the steps of the recipe's pipelines.
-    if args.mask_values is not None:
-        map_values(experiment, _numbers('--mask-values', args.mask_values))
-    if args.ignore is not None:
-        ignore_values(experiment, _numbers('--ignore', args.ignore))
-    notes += find_endings(experiment)
-    missing = {split: [path for data in experiment.of([split]) for path in data.missing()] for split in SPLITS}
-    absent = list(dict.fromkeys(path for paths in missing.values() for path in paths))
-    there = [split for split in SPLITS if not missing[split]]
+    options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
+    notes, reason = adapt(experiment, options, stack)
+    there = [split for split in SPLITS if not experiment.missing([split])]
+    absent = experiment.missing(SPLITS)
     if reason and not there:
         raise FileNotFoundError(
             f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
         )
     notes += check_data(experiment, there, args.check_images)
-    if args.data_root is not None or places:
+    notes += notes_on_schedule(experiment)
+    if args.data_root is not None or options.places:
         notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]
     return config, notes
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(',')]
-    except ValueError:
-        raise ValueError(f'{option} must be whole numbers such as 11 or 11,12, got {text!r}') from None

@@ -44,15 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from mmengine.registry import RUNNERS
 
     from swin_dense.workbench import training
-    from swin_dense.workbench.configs.channels import check_channels
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.schedule import notes_on_schedule
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
-    check_channels(experiment)
     training.join_processes(config)
-    notes = notes_on_schedule(experiment)
-    print_notes('train', [*notes, *check_data(experiment, ('train', 'val'), args.check_images)])
+    notes = check_data(experiment, ('train', 'val'), args.check_images)
+    print_notes('train', notes + notes_on_schedule(experiment))
     return run_to_its_end(RUNNERS.build(config).train)

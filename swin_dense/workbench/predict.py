@@ -19,7 +19,7 @@ from torch import nn
 
 from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
-from swin_dense.workbench.configs.classes import make_palette
+from swin_dense.workbench.configs.own_data import make_palette
 from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.clock import Clock
 from swin_dense.workbench.runtime.model import ImagePredictor

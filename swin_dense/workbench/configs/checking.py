@@ -1,20 +1,28 @@
-"""Check configs and data before training or testing, for errors that would otherwise appear late or not at all."""
+"""Check configs and data before training or testing, for errors that would otherwise appear late or not at all.
+
+The parts of a model must take the maps that its backbone returns, and the data must be there and be what they seem.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from mmengine.registry import init_default_scope
+import torch
+from mmengine.registry import MODELS, init_default_scope
 
+from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.coco import look_at_annotations
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
 
+_HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
+
 
 def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool = False) -> list[str]:
-    """Look at the data that the splits of a config read: annotations, names, and a sample of headers and masks.
+    """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
     With ``every_image``, decode every image and mask. Return what was looked at, and what is odd but no error.
 
@@ -23,7 +31,8 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
         ValueError: the data cannot be used for training or testing, or would train a wrong model without an error.
     """
     check_packages(experiment.config)
-    missing = list(dict.fromkeys(path for dataset in experiment.of(splits) for path in dataset.missing()))
+    check_channels(experiment)
+    missing = experiment.missing(splits)
     if missing:
         raise FileNotFoundError(
             f'there is no {", no ".join(missing)}; set the location of the data: with the environment variables '
@@ -42,3 +51,59 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
         elif experiment.scope == 'mmseg':
             notes += look_at_masks(dataset, every_image)
     return list(dict.fromkeys(notes))
+
+
+def check_channels(experiment: Experiment) -> None:
+    """Raise ValueError if a neck or a head expects other channels than a backbone of this package returns."""
+    channels = _returned(experiment)
+    if channels is None:
+        return
+    wrong, settings = [], []
+    names = ('neck',) if experiment.model.get('neck') else _HEADS
+    for name in names:
+        parts = experiment.model.get(name)
+        is_list = isinstance(parts, list)
+        for index, part in enumerate(parts if is_list else [parts]):
+            # The first of several necks alone reads the backbone.
+            if not isinstance(part, dict) or 'in_channels' not in part or (name == 'neck' and index):
+                continue
+            expected, given = _expected(part, channels), part['in_channels']
+            if expected == (given if isinstance(given, int) else list(given)):
+                continue
+            place = f'model.{name}.{index}' if is_list else f'model.{name}'
+            numbers = expected if isinstance(expected, list) else [expected]
+            wrong.append(f'{place}.in_channels is {given}')
+            settings.append(f'{place}.in_channels={",".join(map(str, numbers))}')
+    if wrong:
+        maps = ', '.join(map(str, channels))
+        raise ValueError(
+            f'{", ".join(wrong)}, but the maps of the backbone have {maps} channels; add --set {" ".join(settings)}'
+        )
+
+
+def _returned(experiment: Experiment) -> list[int] | None:
+    """Return the channels of each map of the backbone, or None if it is of another package."""
+    backbone = experiment.model.get('backbone')
+    if not isinstance(backbone, dict) or not backbone.get('type'):
+        return None
+    init_default_scope(experiment.scope or 'mmengine')
+    with MODELS.switch_scope_and_registry(None) as registry:
+        kind = registry.get(backbone['type'])
+        if not (isinstance(kind, type) and issubclass(kind, SwinDense)):
+            return None
+        with torch.device('meta'):
+            built = registry.build(backbone)
+    return None if built.output_missing_index_as_none else list(built.out_channels)
+
+
+def _expected(part: Any, channels: list[int]) -> Any:
+    selected = part.get('in_index')
+    try:
+        if isinstance(part['in_channels'], int):
+            return channels[-1 if selected is None else selected]
+        return channels if selected is None else [channels[index] for index in selected]
+    except IndexError:
+        raise ValueError(
+            f'in_index={selected} of {part.get("type")} selects maps that the backbone does not return; it returns '
+            f'{len(channels)}, those of model.backbone.out_indices'
+        ) from None

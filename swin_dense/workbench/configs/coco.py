@@ -21,15 +21,7 @@ from mmengine.config import Config
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
-from swin_dense.workbench.configs.images import (
-    absent_files,
-    chosen,
-    hint_on_name,
-    look_at_images,
-    other_size,
-    some,
-)
-from swin_dense.workbench.configs.own_data import endings_in
+from swin_dense.workbench.configs.images import endings_in, hint_on_name, look_at_images, other_size, some
 from swin_dense.workbench.configs.segmentations import Mask, look_at_mask
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
@@ -139,26 +131,27 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
     classes = data.classes or found
     count = data.experiment.class_count or len(classes)
     absent = [one for one in classes if one not in found]
-    model = '' if len(classes) == count else f', and a model of {count} classes'
-    differ = (
-        f'{name} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}{model}'
-    )
-    if is_own and absent and not model:
-        like = {str(one).strip().lower(): one for one in found}
-        pairs = [f'{like[key]} to {one}' for one in absent if (key := str(one).strip().lower()) in like]
-        differ += _training_data(data, name)
-        if data.is_evaluated:
-            cure = f'rename {some(pairs)}' if pairs else f'add {some(absent)} there, also without an annotation'
-            raise ValueError(
-                f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
-                f'(--classes {_quoted(classes)}); in it, {cure}'
-            )
-        if not pairs and {*found} < {*classes}:
-            raise ValueError(
-                f'{differ}: add {some(absent)} to its categories, also without an annotation, in the order of '
-                f'--classes {_quoted(classes)}'
-            )
-    if absent or model:
+    has_other_count = count != len(classes)
+    if absent or has_other_count:
+        differ = f'{name} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}'
+        if has_other_count:
+            differ += f', and a model of {count} classes'
+        elif is_own:
+            differ += _training_data(data, name)
+            like = {str(one).strip().lower(): one for one in found}
+            alike = {one: like.get(str(one).strip().lower()) for one in absent}
+            pairs = [f'{other} to {one}' for one, other in alike.items() if other is not None]
+            if data.is_evaluated:
+                cure = f'rename {some(pairs)}' if pairs else f'add {some(absent)} there, also without an annotation'
+                raise ValueError(
+                    f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
+                    f'(--classes {_quoted(classes)}); in it, {cure}'
+                )
+            if not pairs and {*found} < {*classes}:
+                raise ValueError(
+                    f'{differ}: add {some(absent)} to its categories, also without an annotation, in the order of '
+                    f'--classes {_quoted(classes)}'
+                )
         raise ValueError(f'{differ}; give those to train with, such as all of the file: {_as_option(name, found)}')
     used = [category for category in categories if category['name'] in classes]
     names = [category['name'] for category in used]
@@ -344,6 +337,7 @@ def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], 
         number = abs(indices) if isinstance(indices, int) else len(indices)
         reasons.append(f'{max(0, left - number)} by indices={indices}')
         left = min(left, number)
+    data.used_images = left
     if not reasons:
         return []
     if not left:
@@ -394,14 +388,13 @@ def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image:
         return []
     folder = Path(data.folder('img'))
     files = {os.path.join(folder, image['file_name']): image for image in images.values()}
-    absent = list(absent_files(list(files)))
+    absent, looked_at, notes = look_at_images(list(files), data.loader, _SAMPLED, every_image)
     if absent:
-        first = next(one['file_name'] for file, one in files.items() if absent[0].startswith(file))
+        first = files[next(iter(absent))]['file_name']
         raise ValueError(
-            f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent)}; the folder is '
-            f'{folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
+            f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent.values())}; the '
+            f'folder is {folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
         )
-    looked_at, notes = look_at_images(chosen(list(files), _SAMPLED, every_image), data.loader, every_image)
     stated = {file: (files[file]['width'], files[file]['height']) for file in looked_at}
     wrong = [file for file in looked_at if looked_at[file].size != stated[file]]
     if wrong:

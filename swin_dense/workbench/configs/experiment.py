@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,14 +21,20 @@ _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 class Experiment:
     """A config of mmdet or mmseg with its data sets, in the order train, val, test.
 
-    Changes to the entries of a data set change the config. Code that replaces whole entries, as settings do, makes
-    another ``Experiment`` afterwards.
+    Changes to the entries of a data set change the config. Code that replaces whole entries, as settings do, calls
+    :meth:`read` afterwards.
 
     Raises:
         ValueError: the model, a data loader, or the type or the place of a part of them, has the wrong form.
     """
 
     def __init__(self, config: Config) -> None:
+        self.config = config
+        self.read()
+
+    def read(self) -> None:
+        """Read the config, again after its entries were replaced."""
+        config = self.config
         for key in ('model', *(f'{split}_dataloader' for split in SPLITS)):
             part = config.get(key)
             if not isinstance(part, dict) and (part is not None or key == 'model'):
@@ -35,27 +42,25 @@ class Experiment:
         unnamed = [part['type'] for part in dicts(list(config.values())) if not isinstance(part.get('type', ''), str)]
         if unnamed:
             raise ValueError(f'the type of each part of a config must be a name or a class, got {unnamed[0]!r}')
-        self.config = config
         self.model: Any = config.model
         self.scope: str | None = config.get('default_scope')
         self.is_detector = self.scope == 'mmdet'
         self.class_count = _class_count(self.model)
-        self.datasets = [
-            DataSet(self, entry, split, address)
-            for split in SPLITS
-            for address, entry in _reading_files(
-                f'{split}_dataloader.dataset', (config.get(f'{split}_dataloader') or {}).get('dataset')
-            )
-        ]
-
-    def check_scope(self) -> None:
-        """Raise ValueError unless the config names mmdet or mmseg as its framework."""
-        if self.scope not in ('mmdet', 'mmseg'):
-            raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {self.scope!r}")
+        self.datasets: list[DataSet] = []
+        for split in SPLITS:
+            loader = config.get(f'{split}_dataloader') or {}
+            for address, entry in _reading_files(f'{split}_dataloader.dataset', loader.get('dataset')):
+                self.datasets.append(DataSet(self, entry, split, address))
 
     def of(self, splits: Sequence[str]) -> list[DataSet]:
         """Return the data sets of some splits."""
         return [dataset for dataset in self.datasets if dataset.split in splits]
+
+    def missing(self, splits: Sequence[str]) -> list[str]:
+        """Return the files and folders of some splits that do not exist; addresses are not checked."""
+        paths = itertools.chain.from_iterable(dataset.paths() for dataset in self.of(splits))
+        local = dict.fromkeys(path for path in paths if not is_address(path))
+        return [path for path in local if not os.path.exists(path)]
 
 
 class DataSet:
@@ -71,6 +76,8 @@ class DataSet:
         pipeline: the transforms of an image.
         loader: the first of them, which loads the image.
         evaluators: the configs of the metrics of its split.
+        classes: the names of the classes, or () if neither the config nor the class of the data set has any.
+        used_images: the number of images that the framework uses, once the data were looked at; None before.
 
     Raises:
         ValueError: a path, or the dict of folders, has the wrong type.
@@ -94,29 +101,25 @@ class DataSet:
         self.loader: Any = self.pipeline[0] if self.pipeline else {'type': 'LoadImageFromFile'}
         metrics = experiment.config.get(f'{split}_evaluator')
         self.evaluators = [part for part in dicts(metrics) if 'type' in part]
+        classes = (entry.get('metainfo') or {}).get('classes')
+        if not classes and self.kind:
+            with DATASETS.switch_scope_and_registry(experiment.scope) as registry:
+                classes = getattr(registry.get(self.kind), 'METAINFO', {}).get('classes')
+        self.classes: tuple[Any, ...] = tuple(classes or ())
+        self.used_images: int | None = None
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
         return self._below_root((self.entry.get('data_prefix') or {}).get(prefix) or '')
 
-    @property
-    def classes(self) -> tuple[Any, ...]:
-        """The names of the classes, or () if neither the config nor the class of the data set has any."""
-        own = (self.entry.get('metainfo') or {}).get('classes')
-        if own:
-            return tuple(own)
-        with DATASETS.switch_scope_and_registry(self.experiment.scope) as registry:
-            kind = registry.get(self.kind) if self.kind else None
-        return tuple(getattr(kind, 'METAINFO', {}).get('classes') or ())
-
-    def missing(self) -> list[str]:
-        """Return the files and folders that do not exist; addresses are not checked."""
-        folders = dict(self.entry.get('data_prefix') or {})
+    def paths(self) -> list[str]:
+        """Return the file of annotations and the folders that the data set reads."""
+        prefixes = [prefix for prefix, folder in (self.entry.get('data_prefix') or {}).items() if folder]
         # mmdet's instance recipes only name the folder of panoptic masks.
         if self.kind == 'CocoDataset' and not any(step.get('with_seg') for step in self.pipeline):
-            folders.pop('seg', None)
-        paths = [self._below_root(path) for path in (self.entry.get('ann_file'), *folders.values()) if path]
-        return [path for path in paths if not is_address(path) and not os.path.exists(path)]
+            prefixes = [prefix for prefix in prefixes if prefix != 'seg']
+        paths = [self.annotations] if self.annotations else []
+        return paths + [self.folder(prefix) for prefix in prefixes]
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
@@ -162,6 +165,11 @@ def pipelines(value: Any) -> Iterator[list]:
     for part in _containers(value):
         if isinstance(part, list) and part and isinstance(part[0], dict) and part[0].get('type') == 'LoadImageFromFile':
             yield part
+
+
+def mapped_values(part: Any) -> Sequence[int] | None:
+    """Return the mask values of the classes, if a part of a config maps them."""
+    return next((step['values'] for step in dicts(part) if step.get('type') == 'MapMaskValues'), None)
 
 
 def _containers(value: Any) -> Iterator[Any]:

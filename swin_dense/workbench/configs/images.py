@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,17 +33,37 @@ class Loaded(NamedTuple):
     is_upright: bool
 
 
-def look_at_images(paths: Sequence[str], load: Any, every_image: bool) -> tuple[dict[str, Loaded], list[str]]:
-    """Return how images are loaded, as far as their headers can be read, and notes on what loading loses or turns.
+class Looked(NamedTuple):
+    """What :func:`look_at_images` returns."""
 
-    ``load`` is the config of the transform that loads them; of others than ``LoadImageFromFile`` and ``LoadBands``,
-    nothing is known. It decodes one image of each kind of header, or every image. Raise ValueError for those that it
-    cannot decode.
+    missing: dict[str, str]
+    loaded: dict[str, Loaded]
+    notes: list[str]
+
+
+def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool = False) -> Looked:
+    """Look at the headers of images, and decode one image of each kind of header, or every image.
+
+    Args:
+        paths: the images.
+        load: the config of the transform that loads them; of others than ``LoadImageFromFile`` and ``LoadBands``,
+            nothing is known.
+        most: the number of headers to read at most, evenly spaced.
+        every_image: whether to decode every image; each of several processes takes a share.
+
+    Returns:
+        missing: the images that are no files, with the reason; if there are any, nothing else was looked at.
+        loaded: how those looked at are loaded, as far as their headers can be read.
+        notes: what loading loses or turns.
+
+    Raises:
+        ValueError: images cannot be decoded.
     """
-    kind_of_loader = load.get('type', '')
-    name = getattr(kind_of_loader, '__name__', kind_of_loader).rpartition('.')[2]
-    if name not in _LOADERS:
-        return {}, []
+    missing = missing_files(paths)
+    name = load.get('type', '').rpartition('.')[2]
+    if missing or name not in _LOADERS:
+        return Looked(missing, {}, [])
+    paths = chosen(paths, most, every_image)
     decode = _decoder(load, name)
     if every_image:
         _check_decodable(paths, decode)
@@ -81,7 +101,7 @@ def look_at_images(paths: Sequence[str], load: Any, every_image: bool) -> tuple[
                 f'do not show, and are read {view}: their annotations must be of the same view'
                 + (f' ({cure})' if is_upright and name == 'LoadImageFromFile' else '')
             )
-    return found, notes
+    return Looked({}, found, notes)
 
 
 def _decoder(load: Any, name: str) -> Callable[[str], Any]:
@@ -216,18 +236,27 @@ def some(names: Iterable[Any]) -> str:
     return ', '.join(names[:_NAMED]) + (', ...' if len(names) > _NAMED else '')
 
 
-def absent_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the paths that are no regular file, or an empty one, with the reason."""
+def endings_in(folder: Path) -> str:
+    """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
+    found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
+    listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
+    return f'whose files end in {listed}' if listed else 'which contains no files'
+
+
+def missing_files(paths: Sequence[str]) -> dict[str, str]:
+    """Return the paths that are no regular file, or an empty one, with a text that names them and the reason."""
+    missing = {}
     for path in paths:
         try:
             status = os.stat(path)
         except (OSError, ValueError) as error:  # ValueError: a null character
-            yield f'{path} ({getattr(error, "strerror", None) or error})'
+            missing[path] = f'{path} ({getattr(error, "strerror", None) or error})'
             continue
         if not stat.S_ISREG(status.st_mode):
-            yield f'{path} (no file)'
+            missing[path] = f'{path} (no file)'
         elif status.st_size == 0:
-            yield f'{path} (empty)'
+            missing[path] = f'{path} (empty)'
+    return missing
 
 
 def hint_on_name(folders: Sequence[Path], name: str) -> str:

@@ -10,10 +10,8 @@ from mmengine import fileio
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.classes import mapped_values
-from swin_dense.workbench.configs.experiment import DataSet, dicts
-from swin_dense.workbench.configs.images import absent_files, chosen, look_at_images, other_size, some
-from swin_dense.workbench.configs.own_data import endings_in
+from swin_dense.workbench.configs.experiment import DataSet, dicts, mapped_values
+from swin_dense.workbench.configs.images import chosen, endings_in, look_at_images, missing_files, other_size, some
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
@@ -42,19 +40,19 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         folder = Path(built.data_prefix[key])
         if not samples:
             raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
-        absent = list(absent_files([sample[key] for sample in samples]))
+        absent = missing_files([sample[key] for sample in samples])
         if absent:
             raise ValueError(
-                f'{len(absent)} of {len(samples)} files are missing: {some(absent)} in {folder}, {endings_in(folder)} '
-                '(img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
+                f'{len(absent)} of {len(samples)} files are missing: {some(absent.values())} in {folder}, '
+                f'{endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
     classes = data.experiment.class_count or len(data.classes) or _IGNORED
     ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(data.experiment.model) if 'ignore_index' in part)}
     stored, found, not_used = set[int](), set[int](), set[int]()
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
-    looked_at = chosen(samples, _SAMPLED, every_image)
-    images, notes = look_at_images([sample['img_path'] for sample in looked_at], data.loader, every_image)
+    _, images, notes = look_at_images([sample['img_path'] for sample in samples], data.loader, _SAMPLED, every_image)
+    looked_at = chosen(samples, _SAMPLED, every_image)  # the masks of these images
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']
         mask = _stored(path)
@@ -97,8 +95,10 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         notes.append(f'{folder}: {100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
     if rest:
         notes.append(f'{folder}: in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
+    data.used_images = len(samples)
     if dataset.get('indices') is not None:
         built.full_init()
+        data.used_images = len(built)
         notes.append(f'{folder}: mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
     return notes
 

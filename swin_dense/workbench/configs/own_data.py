@@ -1,73 +1,296 @@
-"""Adapt a recipe to a user's own data: locations of files, classes, and file name endings."""
+"""Adapt a recipe to a user's own data: the layout of files, a split, classes, values of masks and endings of names."""
 
 from __future__ import annotations
 
+import colorsys
+import contextlib
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
-from swin_dense.workbench.configs.classes import set_classes
-from swin_dense.workbench.configs.experiment import Experiment, dicts
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import check_destination, remove, write_text
+from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
+from swin_dense.workbench.configs.experiment import Experiment, dicts, is_panoptic, mapped_values, pipelines
+from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
+from swin_dense.workbench.configs.schedule import set_length
+from swin_dense.workbench.configs.settings import merge_settings
 
-# Each is an option of `swin-dense config`.
-PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')
+_ROBOFLOW = '_annotations.coco.json'
+# Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
+_IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
+_MASKS = ('masks', 'mask', 'annotations', 'annotation', 'labels', 'label', 'segmentationclass')
 _COMPARED = 100  # number of images whose masks are searched for, to detect the ending of mask names
+_GOLDEN_RATIO = 0.618034
 
 
-def own_data(
-    experiment: Experiment,
-    data_root: str | None,
-    classes: Sequence[str] | None,
-    places: Mapping[str, str],
-) -> None:
-    """Change a recipe in place to use a user's folder and classes; None keeps those of COCO or ADE20K.
+@dataclass(frozen=True)
+class Options:
+    """What to change in a recipe, by the names of the options of `swin-dense config`; None is not given.
 
-    In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. ``places`` are files and
-    folders by their names in ``PLACES``, for data with another layout. They are relative to ``data_root``, or to the
-    current folder if that does not contain them. Those for 'val' also apply to the test data.
+    Files and folders are relative to ``data_root``, or to the current folder if that does not contain them. Those for
+    'val' also apply to the test data.
     """
-    if data_root is not None:
-        _replace_root(experiment, data_root)
+
+    data_root: str | None = None
+    train_ann: str | None = None
+    val_ann: str | None = None
+    train_images: str | None = None
+    val_images: str | None = None
+    train_masks: str | None = None
+    val_masks: str | None = None
+    val_share: float | None = None
+    classes: str | None = None
+    mask_values: str | None = None
+    ignore: str | None = None
+    epochs: int | None = None
+    iters: int | None = None
+    set: Sequence[str] = ()
+    out: Path | None = None
+    force: bool = False
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The given files and folders, by the names of their options."""
+        places = {}
+        for part in ('train', 'val'):
+            for kind in ('ann', 'images', 'masks'):
+                place = getattr(self, f'{part}_{kind}')
+                if place is not None:
+                    places[f'{part}_{kind}'] = place
+        return places
+
+
+def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack) -> tuple[list[str], str]:
+    """Change a recipe in place for a user's own data, and for its length and settings, which win.
+
+    In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. Without ``classes``, they
+    are those of COCO or ADE20K. ``stack`` removes the files of a split if its block raises.
+
+    Returns:
+        notes: what was found.
+        reason: why no known layout was found, '' if one was or none was searched for.
+    """
+    _check_scope(experiment)
+    notes = []
+    classes = None if options.classes is None else class_names(options.classes)
+    places, reason = options.places, ''
+    if options.data_root is not None and not places:
+        places, reason = find_places(experiment, options.data_root, options.val_share is not None)
+        if places:
+            notes.append(f'found {", ".join(places.values())} in {options.data_root}')
+    if options.val_share is not None:
+        places = stack.enter_context(split_data(places, options, reason))
+    if options.data_root is not None:
+        _replace_root(experiment, options.data_root)
     if places:
-        _place(experiment, data_root, places)
+        _place(experiment, options.data_root, places)
     if classes is not None:
         set_classes(experiment, classes)
     if (classes is not None or places) and not experiment.is_detector:
-        for dataset in experiment.datasets:  # find_endings detects them again
+        for dataset in experiment.datasets:  # _find_endings detects them again
             dataset.entry.pop('img_suffix', None)
             dataset.entry.pop('seg_map_suffix', None)
+    if options.epochs is not None or options.iters is not None:
+        set_length(experiment, options.epochs, options.iters)
+    merge_settings(experiment.config, options.set, only_read=True)
+    experiment.read()
+    _check_scope(experiment)
+    # After the settings, which number the steps of the recipe's pipelines.
+    if options.mask_values is not None:
+        map_values(experiment, _numbers('--mask-values', options.mask_values))
+    if options.ignore is not None:
+        ignore_values(experiment, _numbers('--ignore', options.ignore))
+    if not experiment.is_detector:
+        notes += _find_endings(experiment)
+    return notes, reason
 
 
-def find_endings(experiment: Experiment) -> list[str]:
-    """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
+def _check_scope(experiment: Experiment) -> None:
+    if experiment.scope not in ('mmdet', 'mmseg'):
+        raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {experiment.scope!r}")
 
-    Return one message for each folder with images that will not be read, because they have another ending than most.
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(',')]
+    except ValueError:
+        raise ValueError(f'{option} must be whole numbers such as 11 or 11,12, got {text!r}') from None
+
+
+def class_names(text: str) -> list[Any]:
+    """Return the names of classes in an option: a,b,c, or the path of a file.
+
+    A .txt file has a name in each line. Of a .json file of annotations, all categories are taken. Both keep commas,
+    spaces and numbers in names.
     """
-    messages: dict[str, bool] = {}
-    for data in experiment.datasets:
-        if data.kind != 'BaseSegDataset':
+    path = Path(text)
+    if path.suffix == '.json':
+        return [category['name'] for category in read_coco(path)['categories']]
+    if path.suffix == '.txt':
+        return [line for line in path.read_text(encoding='utf-8-sig').splitlines() if line]
+    return [name.strip() for name in text.split(',')]
+
+
+def find_places(experiment: Experiment, data_root: str, is_split: bool) -> tuple[dict[str, str], str]:
+    """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe, and why.
+
+    For detection: Roboflow's, or one file of annotations with its images, as CVAT and Label Studio write them. For
+    segmentation: a folder of images beside one of masks, by their names. Unless they are to be split, there must be
+    validation data. The reason is what is there instead, '' if nothing was searched for.
+    """
+    root = Path(data_root)
+    own = [data.entry for data in experiment.datasets if data.split == 'train']
+    if not own or not root.is_dir():
+        return {}, ''
+    if experiment.is_detector:
+        expected = own[0].get('ann_file')
+    else:
+        expected = own[0].get('data_prefix', {}).get('img_path')
+    if expected and (root / expected).exists():
+        return {}, ''
+    found, reason = _annotated(root) if experiment.is_detector else _masked(root)
+    if found and 'val_ann' not in found and not is_split:
+        raise ValueError(
+            f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth '
+            'of these data, or the paths with --val-ann, --val-images and --val-masks'
+        )
+    return found, reason
+
+
+def _annotated(root: Path) -> tuple[dict[str, str], str]:
+    """Return the places of annotations in COCO's format and of their images, or {} and why there are none."""
+    names = [name for name in ('train', 'valid', 'val', 'test') if (root / name / _ROBOFLOW).is_file()]
+    if 'train' in names:
+        places = {'train_ann': f'train/{_ROBOFLOW}', 'train_images': 'train'}
+        if len(names) > 1:
+            places |= {'val_ann': f'{names[1]}/{_ROBOFLOW}', 'val_images': names[1]}
+        return places, ''
+    contents = {}
+    reasons = []
+    for file in sorted([*root.glob('*.json'), *root.glob('annotations/*.json')]):
+        if file.name.endswith(('.train.json', '.val.json')):  # of an earlier split
             continue
-        dataset = data.entry
-        images, masks = Path(data.folder('img_path')), Path(data.folder('seg_map_path'))
-        if images.is_dir() and 'img_suffix' not in dataset:
-            (dataset.img_suffix, _), *others = image_endings(images).most_common()
-            if others:
-                unread = ', '.join(f'{count} {ending}' for ending, count in others)
-                messages[f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}'] = True
-        if images.is_dir() and masks.is_dir() and 'seg_map_suffix' not in dataset:
-            dataset.seg_map_suffix = _mask_ending(images, dataset.img_suffix, masks)
-        dataset.setdefault('img_suffix', '.jpg')
-        dataset.setdefault('seg_map_suffix', '.png')
-    return list(messages)
+        try:
+            contents[file] = read_coco(file)
+        except ValueError as error:
+            reasons.append(str(error))
+    if len(contents) > 1:
+        options = '--train-ann, --train-images, --val-ann and --val-images'
+        return {}, f'{root} has several files of annotations, {some(contents)}: name those to use with {options}'
+    if not contents:
+        return {}, '; '.join(reasons) or f'{root} has no .json file of annotations, but {_content_of(root)}'
+    file, content = next(iter(contents.items()))
+    if not content['images']:
+        return {}, f'{file} lists no images'
+    first = content['images'][0]['file_name']
+    folders = [root, *sorted(root.glob('*')), *sorted(root.glob('*/*'))]
+    held = [folder for folder in folders if (folder / first).is_file()]
+    if not held:
+        hint = hint_on_name(folders, first)
+        return {}, f'{file} names {first!r} first, which is in no folder below {root}: there, {_content_of(root)}{hint}'
+    return {'train_ann': str(file.relative_to(root)), 'train_images': str(held[0].relative_to(root))}, ''
 
 
-def endings_in(folder: Path) -> str:
-    """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
-    found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
-    listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
-    return f'whose files end in {listed}' if listed else 'which contains no files'
+def _masked(root: Path) -> tuple[dict[str, str], str]:
+    """Return the folders of images and of masks, or {} and why there are none."""
+    names = {path.name.lower(): path.name for path in root.iterdir() if path.is_dir()}
+    images = [names[name] for name in _IMAGES if name in names]
+    masks = [names[name] for name in _MASKS if name in names]
+    if images and masks:
+        return {'train_images': images[0], 'train_masks': masks[0]}, ''
+    return {}, f'{root} has no folders such as images and masks, but {_content_of(root)}'
+
+
+def _content_of(root: Path) -> str:
+    """Describe what is in a folder, for a message."""
+    entries = sorted(root.iterdir())
+    if not entries:
+        return 'it is empty'
+    folders = some(f'{path.name}/' for path in entries if path.is_dir())
+    return f'it has {folders or "no folders"}, {endings_in(root)}'
+
+
+@contextlib.contextmanager
+def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iterator[dict[str, str]]:
+    """Split training data, found or given in ``places``, at random, and yield the places of both parts.
+
+    The split is always the same. Two files beside the config, ``options.out``, name the images of each part, with their
+    annotations for detection, numbered from 1 if any number could not be evaluated. They are removed again if the block
+    raises. ``reason`` says why no places were found.
+    """
+    if options.out is None:
+        raise ValueError('--val-share needs --out, beside which it writes the images of each part')
+    share = checks.number('--val-share', options.val_share)
+    if not 0 < share < 1:
+        raise ValueError(f'--val-share must be between 0 and 1, got {share}')
+    root = Path(options.data_root or '')
+    if not root.is_dir():
+        raise FileNotFoundError(f'there is no folder {options.data_root}')
+    if 'train_images' not in places or any(name.startswith('val') for name in places):
+        raise ValueError(
+            f'{reason}{"; " * bool(reason)}--val-share splits training data; give them, without validation data, in a '
+            'layout that --data-root finds or with --train-images and --train-ann or --train-masks'
+        )
+    paths = {}
+    for name, place in places.items():
+        paths[name] = root / place if (root / place).exists() else Path(place)
+    if 'train_masks' in paths:
+        folder = paths['train_images']
+        ending = image_endings(folder).most_common()[0][0]
+        names = sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))
+        train, val = (''.join(f'{name}\n' for name in part) for part in _halves(names, share))
+        texts = {options.out.with_suffix('.train.txt'): train, options.out.with_suffix('.val.txt'): val}
+    else:
+        content = read_coco(paths['train_ann'])
+        content[SPLIT_OF] = str(paths['train_ann'].resolve())
+        train_images, val_images = _halves(content['images'], share)
+        val_ids = {image['id'] for image in val_images}
+        annotations = content.get('annotations') or []
+        ids = [one['id'] for one in annotations]
+        # Programs that number from 0, or with text: COCO's evaluation takes 0 for 'no match', and needs whole numbers.
+        if not all(type(number) is int and number > 0 for number in ids) or len(set(ids)) < len(ids):
+            annotations = [{**one, 'id': number} for number, one in enumerate(annotations, 1)]
+        # Annotations of no image stay in the training part, where they are found.
+        of_train = [one for one in annotations if one['image_id'] not in val_ids]
+        of_val = [one for one in annotations if one['image_id'] in val_ids]
+        texts = {
+            options.out.with_suffix('.train.json'): json.dumps(
+                {**content, 'images': train_images, 'annotations': of_train}
+            ),
+            options.out.with_suffix('.val.json'): json.dumps({**content, 'images': val_images, 'annotations': of_val}),
+        }
+    for path in texts:
+        check_destination(path, options.force)
+    try:
+        for path, text in texts.items():
+            write_text(path, text)
+        train_file, val_file = (str(path.resolve()) for path in texts)
+        same = {name.replace('train', 'val'): place for name, place in places.items()}
+        yield {**places, **same, 'train_ann': train_file, 'val_ann': val_file}
+    except BaseException:
+        for path in texts:
+            remove(path)
+        raise
+
+
+def _halves(images: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:
+    """Return images for training, and a random share of them for validation, both in their order."""
+    count = len(images)
+    size = max(1, round(share * count))
+    if size >= count:
+        raise ValueError(f'--val-share {share} of {count} images leaves none for training')
+    drawn = set(np.random.default_rng(0).permutation(count)[:size].tolist())
+    train = [image for index, image in enumerate(images) if index not in drawn]
+    val = [image for index, image in enumerate(images) if index in drawn]
+    return train, val
 
 
 def _replace_root(experiment: Experiment, data_root: str) -> None:
@@ -116,6 +339,132 @@ def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, s
                 evaluator.ann_file = os.path.join(data_root or '', path)
 
 
+def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
+    """Replace the classes of a config in heads, class weights of losses, and data sets."""
+    classes = tuple(names)
+    if '' in classes or len(set(classes)) < len(classes):
+        raise ValueError(f'classes must be distinct names, got {",".join(map(str, classes))!r}')
+    if not experiment.is_detector and len(classes) < 2:
+        raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {classes[0]!r}')
+    old_count = experiment.class_count
+    if old_count is None:
+        raise ValueError('no part of the model has num_classes, so its classes cannot be replaced')
+    for part in dicts(experiment.model):
+        if part.get('num_classes') == old_count:
+            part['num_classes'] = len(classes)
+        if is_panoptic(part):
+            if part['num_stuff_classes']:
+                raise ValueError(
+                    'own classes are not supported for panoptic segmentation, whose data separate things and stuff; '
+                    'use a recipe for instance or semantic segmentation: `swin-dense zoo instance`, '
+                    '`zoo semantic`'
+                )
+            part['num_things_classes'] = len(classes)
+        if 'class_weight' in part:
+            part['class_weight'] = _class_weight(part['class_weight'], old_count, len(classes))
+    for data in experiment.datasets:
+        data.entry['metainfo'] = {'classes': classes, 'palette': make_palette(len(classes))}
+    if experiment.is_detector:
+        return
+    # Masks are read unchanged, unlike those of ADE20K, where 0 is 'other' and classes start at 1.
+    for data in experiment.datasets:
+        data.entry['type'] = 'BaseSegDataset'
+        data.entry['reduce_zero_label'] = False
+    for part in dicts(list(experiment.config.values())):
+        if part.get('type') == 'LoadAnnotations':
+            part['reduce_zero_label'] = False
+
+
+def map_values(experiment: Experiment, values: Sequence[int]) -> None:
+    """Make every pipeline map mask values to class indices: the first value to class 0, and so on."""
+    classes = _count_of_masks(experiment, '--mask-values')
+    are_bytes = all(0 <= value <= 255 for value in values)
+    if not are_bytes or len(values) != classes or len(set(values)) != classes:
+        raise ValueError(
+            f'--mask-values takes a different value from 0 to 255 for each class, here {classes}; got '
+            f'{",".join(map(str, values))}'
+        )
+    _insert_step(experiment, {'type': 'MapMaskValues', 'values': list(values)})
+
+
+def ignore_values(experiment: Experiment, values: Sequence[int]) -> None:
+    """Make every pipeline map the given mask values to 255, which losses and metrics ignore."""
+    classes = mapped_values(list(experiment.config.values()))
+    if not classes:
+        classes = range(_count_of_masks(experiment, '--ignore'))
+    for value in values:
+        if value in classes or not 0 <= value <= 255:
+            raise ValueError(
+                '--ignore takes mask values from 0 to 255 that are no class; the classes have the values '
+                f'{", ".join(map(str, classes))}; got {value}'
+            )
+    _insert_step(experiment, {'type': 'IgnoreMaskValues', 'values': list(values)})
+
+
+def _count_of_masks(experiment: Experiment, option: str) -> int:
+    """Return the number of classes of a segmentor whose masks are the user's own."""
+    if experiment.is_detector:
+        raise ValueError(f'{option} is for segmentation masks, but this config is for a detector')
+    if experiment.class_count is None or any(one.kind != 'BaseSegDataset' for one in experiment.datasets):
+        raise ValueError(f'{option} needs masks of your own; name their classes with --classes')
+    return experiment.class_count
+
+
+def _insert_step(experiment: Experiment, step: dict[str, Any]) -> None:
+    """Insert a transform before the masks are loaded in every pipeline, in place of one of its type."""
+    for pipeline in pipelines(list(experiment.config.values())):
+        pipeline[:] = [part for part in pipeline if part.get('type') != step['type']]
+        kinds = [part.get('type') for part in pipeline]
+        # Test-time augmentation loads masks inside of a step.
+        position = kinds.index('LoadAnnotations') if 'LoadAnnotations' in kinds else 1
+        pipeline.insert(position, step)
+
+
+def _class_weight(weights: Any, old_count: int, count: int) -> Any:
+    """Return the class weights of a loss for another number of classes; a last weight for 'no object' is kept."""
+    if not isinstance(weights, (list, tuple)):
+        return weights
+    if len(set(weights[:old_count])) != 1:
+        raise ValueError(
+            f'a loss of this config has different weights for its {old_count} classes; in the config that you start '
+            'from, set class_weight to a list for your classes or to None'
+        )
+    return [weights[0]] * count + list(weights[old_count:])
+
+
+def make_palette(count: int) -> list[tuple[int, int, int]]:
+    """Return well-separated RGB colours."""
+    colours = []
+    for index in range(count):
+        hue = index * _GOLDEN_RATIO % 1
+        red, green, blue = colorsys.hsv_to_rgb(hue, 0.75, 0.9)
+        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
+    return colours
+
+
+def _find_endings(experiment: Experiment) -> list[str]:
+    """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
+
+    Return one message for each folder with images that will not be read, because they have another ending than most.
+    """
+    messages = []
+    for data in experiment.datasets:
+        if data.kind != 'BaseSegDataset':
+            continue
+        dataset = data.entry
+        images, masks = Path(data.folder('img_path')), Path(data.folder('seg_map_path'))
+        if images.is_dir() and 'img_suffix' not in dataset:
+            (dataset.img_suffix, _), *others = image_endings(images).most_common()
+            if others:
+                unread = ', '.join(f'{count} {ending}' for ending, count in others)
+                messages.append(f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}')
+        if images.is_dir() and masks.is_dir() and 'seg_map_suffix' not in dataset:
+            dataset.seg_map_suffix = _mask_ending(images, dataset.img_suffix, masks)
+        dataset.setdefault('img_suffix', '.jpg')
+        dataset.setdefault('seg_map_suffix', '.png')
+    return list(dict.fromkeys(messages))  # validation and test often have the same data
+
+
 def image_endings(folder: Path) -> Counter[str]:
     """Count the images in a folder, searched recursively, by their ending; those that differ in case are an error."""
     images = [path for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
@@ -136,9 +485,10 @@ def _mask_ending(images: Path, ending: str, masks: Path) -> str:
     """Return the ending that replaces the image ending in the names of masks, such as '_L.png'."""
     stems = sorted(str(path.relative_to(images)).removesuffix(ending) for path in images.rglob(f'*{ending}'))
     names = sorted(str(path.relative_to(masks)) for path in masks.rglob('*.*'))
-    found = Counter(
-        name.removeprefix(stem) for stem in stems[:_COMPARED] for name in names if name.startswith(stem)
-    )  # the stem 'image1' also matches the mask of 'image10', but such wrong endings are less frequent
+    found: Counter[str] = Counter()
+    for stem in stems[:_COMPARED]:
+        # The stem 'image1' also matches the mask of 'image10', but such wrong endings are less frequent.
+        found.update(name.removeprefix(stem) for name in names if name.startswith(stem))
     if not found:
         example = f'images such as {stems[0]}{ending}' if stems else f'no images {ending}'
         raise ValueError(

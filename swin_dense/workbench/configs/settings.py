@@ -1,15 +1,24 @@
-"""Config entries from the command line, in the form KEY=VALUE."""
+"""Entries of a config: set from the command line, in the form KEY=VALUE, and written to a file of its own."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+
+# Config entries that are read besides the arguments of mmengine's Runner: by the Runner and the FlexibleRunner
+# themselves, and by the tools and the inference of mmdet and mmseg.
+_READ_BY_RUNNERS = {
+    *('activation_checkpointing', 'compile', 'efficient_conv_bn_eval', 'find_unused_parameters'),
+    *('model_wrapper_cfg', 'strategy', 'sync_bn'),
+}
+_READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeline', 'tta_model', 'tta_pipeline'}
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -23,14 +32,14 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
-def merge_settings(config: Config, settings: Sequence[str], known: Collection[str] | None = None) -> None:
+def merge_settings(config: Config, settings: Sequence[str], only_read: bool = False) -> None:
     """Merge settings such as 'model.backbone.with_cp=True' into a config; a dict replaces the entry.
 
-    If ``known`` is given, each must start with one of these entries.
+    With ``only_read``, each must start with an entry that a runner or a tool reads.
     """
     for key, value in parse_settings(settings).items():
-        if known is not None:
-            checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(known))
+        if only_read:
+            checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(read_entries()))
         _check_kind(config, key, value)
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value
@@ -92,3 +101,39 @@ def parse_value(text: str) -> Any:
         return tuple(value) if text[0] == '(' else value
     except (yaml.YAMLError, RecursionError):
         raise ValueError(f'{text!r} is neither a value of Python nor of YAML') from None
+
+
+def as_text(config: Config, title: str) -> str:
+    """Return the config as the text of a self-contained file.
+
+    Entries that no runner or tool reads are left out. For example, ``data_root`` at the top level, which the data
+    loaders repeat, would mislead a user who edits the file.
+
+    Raises:
+        ValueError: the config imports a value that is no type, which a file of names cannot contain.
+    """
+    from mmengine.config import Config
+
+    from swin_dense.workbench.recipes.lazy import imported_values
+
+    read = read_entries()
+    content = config._to_lazy_dict()
+    kept = Config({key: value for key, value in content.items() if key in read})
+    for place, imported in imported_values(kept):
+        raise ValueError(
+            f'{place} is {imported}, which the config imports; the file would contain only its name. Classes and '
+            'functions can be written as types alone: train your own config as it is'
+        )
+    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
+    # mmseg's inference reads this copy, while --set may have changed the pipeline of the data.
+    if 'test_pipeline' in kept and pipeline is not None:
+        kept.test_pipeline = pipeline
+    lines = [f'# {line}' for line in title.splitlines()]
+    return '\n'.join([*lines, '', kept.pretty_text])
+
+
+def read_entries() -> set[str]:
+    """Return the entries of a config that a runner or a tool reads."""
+    from mmengine.runner import Runner
+
+    return _READ_BY_RUNNERS | _READ_BY_TOOLS | (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'})

@@ -244,13 +244,13 @@ def test_bits_and_bands_that_the_loader_loses_are_said(tmp_path, backend, suffix
         image = TRANSFORMS.build({**load, 'to_float32': False})({'img_path': str(path)})['img']
     except Exception:
         with pytest.raises(ValueError, match='1 of 1 images cannot be decoded') as caught:
-            look_at_images([str(path)], load, False)
+            look_at_images([str(path)], load, 1)
         if suffix == '.tif':
             scale = {'12': 4095, '16': 65535, '8': 255}.get(kind, 1)
             how = f'scale={scale}, mean=0, std=1, bands={tuple(range(bands))}'
             assert f'read them with LoadBands(normalization=dict({how}))' in str(caught.value)
         return
-    found, notes = look_at_images([str(path)], load, False)
+    _, found, notes = look_at_images([str(path)], load, 1)
     said = ' '.join(notes)
     assert found[str(path)].size == (56, 40)
     channels = 1 if image.ndim == 2 else image.shape[2]
@@ -284,7 +284,7 @@ def test_orientations_are_applied_or_not_as_the_loader_does(tmp_path, suffix, sh
         for backend in ('cv2', 'pillow'):
             load = {**LOAD, 'color_type': color_type, 'imdecode_backend': backend}
             decode = TRANSFORMS.build(load)
-            found, notes = look_at_images([*paths.values()], load, False)
+            _, found, notes = look_at_images([*paths.values()], load, len(paths))
             hidden = {'upright': 0, 'as stored': 0}
             for orientation, path in paths.items():
                 image = decode({'img_path': path})['img']
