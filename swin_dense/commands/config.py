@@ -102,7 +102,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import SPLITS, Experiment
     from swin_dense.workbench.configs.own_data import Options, adapt
-    from swin_dense.workbench.configs.schedule import notes_on_schedule
+    from swin_dense.workbench.configs.schedule import notes_on_schedule, shorten_warm_up
 
     experiment = Experiment(config)
     options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
@@ -114,6 +114,9 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
             f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
         )
     notes += check_data(experiment, there, args.check_images)
+    is_set = any(setting.startswith('param_scheduler') for setting in args.set)
+    if (args.epochs is not None or args.iters is not None) and not is_set:
+        shorten_warm_up(experiment)
     notes += notes_on_schedule(experiment)
     if args.data_root is not None or options.places:
         notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
+from mmengine.dist import get_world_size
 from mmengine.optim.scheduler.param_scheduler import INF
 
 from swin_dense.workbench.configs.experiment import Experiment
@@ -73,26 +75,105 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
 
 
 def notes_on_schedule(experiment: Experiment) -> list[str]:
-    """Return a note if the schedules of the learning rate do not end where the training ends."""
+    """Return notes on schedules of the learning rate that do not end with the training, and on too long warm-ups.
+
+    A warm-up in iterations can be compared with a length in epochs only once the data were looked at.
+    """
     length = _length(experiment)
     if length is None:
         return []
+    notes = []
+    iterations = _iterations(experiment)
+    warm_ups = _too_long(experiment, iterations)
+    for address, warm_up in warm_ups.items():
+        notes.append(
+            f'the warm-up of the learning rate ends after {warm_up.end} iterations, but the training after '
+            f'{iterations}, so that it never reaches the full learning rate; --set {address}.end={_tenth(iterations)} '
+            'shortens the warm-up to a tenth of the training'
+        )
     key, total = length
     unit, option = _UNITS[key]
-    schedules = [one for place, name in _lists(experiment) for one in _listed(place[name])]
-    # The length of an epoch is not known, so only schedules in the unit of the training are compared.
-    same = [one for one in schedules if one.get('by_epoch', True) == (key == 'max_epochs')]
-    last, name = max(((_end(one, total), _name(one)) for one in same), default=(total, ''))
+    ends = []
+    for place, entry in _lists(experiment):
+        for schedule in _listed(place[entry]):
+            is_noted = any(schedule is warm_up for warm_up in warm_ups.values())
+            if schedule.get('by_epoch', True) == (key == 'max_epochs') and not is_noted:
+                ends.append((_end(schedule, total), _name(schedule)))
+    last, name = max(ends, default=(total, ''))
     if last == total or (last < total and name in _WARM_UPS):
-        return []
+        return notes
     if last > total:
         what = f'so that it follows {100 * total / last:.2g} % of its schedule only'
     else:
         what = f'so that it stays at its last value for {total - last} {unit}'
-    return [
+    notes.append(
         f'the schedule of the learning rate ends after {last} {unit}, but the training after {total}, {what}; '
         f'`swin-dense config CONFIG {option} {total}` scales the schedule of a recipe with its training'
-    ]
+    )
+    return notes
+
+
+def shorten_warm_up(experiment: Experiment) -> None:
+    """Shorten a warm-up that is longer than the training to a tenth of the training, once the data were looked at."""
+    iterations = _iterations(experiment)
+    for warm_up in _too_long(experiment, iterations).values():
+        warm_up.end = _tenth(iterations)
+
+
+def _tenth(iterations: int) -> int:
+    return max(2, iterations // 10)
+
+
+def _too_long(experiment: Experiment, iterations: int) -> dict[str, Any]:
+    """Return the warm-ups, counted in iterations, that are longer than a training, by their addresses for `--set`."""
+    found = {}
+    for place, name in _lists(experiment):
+        address = name if place is experiment.config else f'param_scheduler.{name}'
+        for index, schedule in enumerate(_listed(place[name])):
+            is_warm_up = _name(schedule) in _WARM_UPS and not schedule.get('begin')
+            is_by_epoch = schedule.get('by_epoch', True)
+            if is_warm_up and not is_by_epoch and iterations < (schedule.get('end') or INF) < INF:
+                is_alone = isinstance(place[name], dict)
+                found[address if is_alone else f'{address}.{index}'] = schedule
+    return found
+
+
+def _iterations(experiment: Experiment) -> int:
+    """Return the iterations of a training by the processes that run now; ``INF`` if they are not known.
+
+    The length of an epoch is known once the data were looked at.
+    """
+    length = _length(experiment)
+    if length is None:
+        return INF
+    key, count = length
+    if key == 'max_iters':
+        return count
+    loader = experiment.config.get('train_dataloader') or {}
+    images = _images(experiment, loader.get('dataset'))
+    batch_size = loader.get('batch_size')
+    if images is None or not isinstance(batch_size, int):
+        return INF
+    of_process = math.ceil(images / get_world_size())
+    batches = of_process // batch_size if loader.get('drop_last') else math.ceil(of_process / batch_size)
+    return count * batches
+
+
+def _images(experiment: Experiment, entry: Any) -> int | None:
+    """Return the number of images that a data set, or a wrapper of data sets, has in an epoch; None if not known."""
+    for data in experiment.of(['train']):
+        if data.entry is entry:
+            return data.used_images
+    kind = entry.get('type') if isinstance(entry, dict) else None
+    if kind in ('RepeatDataset', 'MultiImageMixDataset'):
+        inside = _images(experiment, entry.dataset)
+        times = entry.get('times', 1)
+        return None if inside is None else inside * times
+    if kind == 'ConcatDataset':
+        counts = [_images(experiment, part) for part in entry.datasets]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+    return None
 
 
 def _length(experiment: Experiment) -> tuple[str, int] | None:

@@ -1,9 +1,13 @@
 """`swin-dense config --epochs N` and `--iters N`: the learning rate of the written config, as mmengine computes it."""
 
+import copy
+import re
+
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+from mmengine.runner import Runner
 
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.experiment import Experiment
@@ -17,8 +21,8 @@ SEGMENTOR = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 PER_EPOCH = 40  # iterations
 
 
-def rates(config):
-    """Return the learning rate in each iteration, by mmengine's schedulers; an epoch has PER_EPOCH iterations."""
+def rates(config, per_epoch=PER_EPOCH):
+    """Return the learning rate in each iteration, by mmengine's schedulers."""
     init_default_scope(config.get('default_scope', 'mmengine'))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedules = config.get('param_scheduler')
@@ -27,16 +31,16 @@ def rates(config):
         options = dict(schedule)
         if options.pop('convert_to_iter_based', False):
             kind = PARAM_SCHEDULERS.get(options.pop('type'))
-            built.append(kind.build_iter_from_epoch(optimizer=optimizer, epoch_length=PER_EPOCH, **options))
+            built.append(kind.build_iter_from_epoch(optimizer=optimizer, epoch_length=per_epoch, **options))
         else:
             built.append(PARAM_SCHEDULERS.build(options, default_args={'optimizer': optimizer}))
     epochs = config.train_cfg.get('max_epochs')
     found = []
-    for step in range(1, (epochs * PER_EPOCH if epochs else config.train_cfg.max_iters) + 1):
+    for step in range(1, (epochs * per_epoch if epochs else config.train_cfg.max_iters) + 1):
         found.append(optimizer.param_groups[0]['lr'])
         optimizer.step()
         for one in built:
-            if not one.by_epoch or (epochs and step % PER_EPOCH == 0):
+            if not one.by_epoch or (epochs and step % per_epoch == 0):
                 one.step()
     return torch.tensor(found, dtype=torch.float64)
 
@@ -203,3 +207,78 @@ def test_train_notes_the_schedule(fruit, tmp_path, capsys, monkeypatch):
     with pytest.raises(AttributeError):  # no runner was built
         main(['train', path, '--work-dir', work, '--set', 'train_cfg.max_epochs=24'])
     assert 'swin-dense train: note: the schedule of the learning rate ends after 12 epochs' in capsys.readouterr().err
+
+
+WARM_UP_NOTE = 'the warm-up of the learning rate ends after {} iterations, but the training after {}, so that it never'
+WRAPPERS = {
+    'none': {},
+    'repeated': {'type': 'RepeatDataset', 'times': 3},
+    'joined': {'type': 'ConcatDataset'},
+    'mixed': {'type': 'MultiImageMixDataset'},
+}
+
+
+def batches_of(config):
+    """Return the number of batches of an epoch, by mmengine's own data loader."""
+    init_default_scope(config.default_scope)
+    return len(Runner.build_dataloader(copy.deepcopy(config.train_dataloader)))
+
+
+@pytest.mark.parametrize('kind', WRAPPERS)
+def test_a_warm_up_longer_than_the_training_is_noted_with_its_cure(ten_fruits, tmp_path, capsys, kind):
+    """The recipe warms up for 1000 iterations, as for COCO; its length in iterations is that of mmengine's loader."""
+    config = ten_fruits.write('--set', 'train_cfg.max_epochs=6', name=DETECTOR)
+    inside = config.train_dataloader.dataset
+    wrapper = WRAPPERS[kind]
+    if kind == 'joined':
+        config.train_dataloader.dataset = {**wrapper, 'datasets': [inside, {**inside, 'indices': 3}]}
+    elif wrapper:
+        config.train_dataloader.dataset = {**wrapper, 'dataset': inside}
+        if kind == 'mixed':
+            config.train_dataloader.dataset.pipeline = []
+    config.train_dataloader.num_workers = 0
+    config.train_dataloader.persistent_workers = False
+    path = tmp_path / 'wrapped.py'
+    config.dump(path)
+    capsys.readouterr()
+    config = written(tmp_path, name=path)
+    per_epoch = batches_of(config)
+    total = 6 * per_epoch
+    notes = capsys.readouterr().err
+    assert WARM_UP_NOTE.format(1000, total) in notes
+    assert rates(config, per_epoch).max() < 0.2
+    setting = re.search(r'--set (param_scheduler.0.end=\d+)', notes)[1]
+    config = written(tmp_path, '--set', setting, name=path)
+    assert 'warm-up' not in capsys.readouterr().err
+    assert rates(config, per_epoch).max() == pytest.approx(1)
+
+
+def test_a_length_shortens_a_warm_up_that_is_longer_than_it(ten_fruits, capsys):
+    config = ten_fruits.write('--epochs', 12, name=DETECTOR)
+    per_epoch = batches_of(config)
+    found = rates(config, per_epoch)
+    assert config.param_scheduler[0].end == 12 * per_epoch // 10
+    assert found.max() == pytest.approx(1)
+    assert found[-1] == pytest.approx(0.01)
+    assert 'warm-up' not in capsys.readouterr().err
+    config = ten_fruits.write('--epochs', 12, '--set', 'param_scheduler.0.end=700', name=DETECTOR)
+    assert config.param_scheduler[0].end == 700
+    assert WARM_UP_NOTE.format(700, 12 * per_epoch) in capsys.readouterr().err
+    config = ten_fruits.write('--epochs', 12, '--set', 'train_dataloader.batch_size=100000', name=DETECTOR)
+    assert config.param_scheduler[0].end == 2
+
+
+def test_a_warm_up_in_a_training_of_fewer_iterations_is_noted():
+    config = of_training({'max_iters': 30}, *SCHEDULES['poly'])
+    notes = notes_on_schedule(Experiment(config))
+    assert WARM_UP_NOTE.format(40, 30) in notes[0]
+    assert '--set param_scheduler.0.end=3 ' in notes[0]
+    assert rates(config).max() < 1
+    config.param_scheduler[0].end = 3
+    assert not any('warm-up' in note for note in notes_on_schedule(Experiment(config)))
+    generator = {'generator': [WARM_UP], 'other': WARM_UP}
+    config = Config({'model': {}, 'train_cfg': {'max_iters': 30}, 'param_scheduler': generator})
+    notes = ' '.join(notes_on_schedule(Experiment(config)))
+    assert '--set param_scheduler.generator.0.end=3 ' in notes
+    assert '--set param_scheduler.other.end=3 ' in notes
+    assert 'of its schedule only' not in notes
