@@ -64,11 +64,11 @@ def read(path: Path) -> Page:
 
 
 def index_table() -> str:
-    """Return the tables of docs/README.md."""
+    """Return the sections of docs/README.md, each with its table."""
     blocks = []
     for name, pages in sections():
         rows = [f'| {page.purpose} | [{page.title}]({_link(page.path)}) |' for page in pages]
-        blocks.append('\n'.join([f'| {name} | |', '| --- | --- |', *rows]) + '\n')
+        blocks.append('\n'.join([f'## {name}', '', '| task | page |', '| --- | --- |', *rows]) + '\n')
     return '\n'.join(blocks)
 
 
