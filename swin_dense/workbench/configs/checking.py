@@ -17,6 +17,7 @@ from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.coco import look_at_annotations
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
+from swin_dense.workbench.configs.prediction import check_prediction
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 
@@ -32,6 +33,7 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     """
     check_packages(experiment.config)
     check_channels(experiment)
+    check_prediction(experiment)
     missing = experiment.missing(splits)
     if missing:
         raise FileNotFoundError(
