@@ -13,6 +13,8 @@ from mmengine._strategy import FSDPStrategy
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import STRATEGIES
 
+from swin_dense.workbench.predict import test_dataset
+
 
 def prepare_training(
     config: Config, *, amp: bool = False, auto_scale_lr: bool = False, resume: str | None = None
@@ -111,17 +113,47 @@ def _prepare(config: Config, needed: tuple[str, ...]) -> Config:
 
 
 def _augment(config: Config, is_detector: bool) -> None:
+    if is_detector:
+        _test_boxes_only(config)
+        _set_default_augmentation(config)
     if 'tta_model' not in config or 'tta_pipeline' not in config:
-        raise ValueError('--tta needs tta_model and tta_pipeline in the config')
-    if is_detector and config.model.get('roi_head', {}).get('mask_head'):
-        print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
-        config.model.roi_head.mask_head = None
-        config.model.roi_head.mask_roi_extractor = None
-        for evaluator in _evaluators(config):
-            if 'metric' in evaluator:
-                evaluator.metric = 'bbox'
+        raise ValueError(
+            '--tta needs tta_model and tta_pipeline in the config; every recipe of `swin-dense zoo semantic` has them'
+        )
     config.model = ConfigDict(**config.tta_model, module=config.model)
     config.test_dataloader.dataset.pipeline = config.tta_pipeline
+
+
+def _test_boxes_only(config: Config) -> None:
+    """Remove the mask head of a detector, whose masks mmdet cannot merge; raise ValueError for other masks."""
+    model = config.model
+    evaluators = _evaluators(config)
+    has_masks = any(key in model for key in ('panoptic_head', 'panoptic_fusion_head', 'mask_head'))
+    has_head = bool((model.get('roi_head') or {}).get('mask_head')) and not has_masks
+    if has_head:
+        print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
+        model.roi_head.mask_head = model.roi_head.mask_roi_extractor = None
+    elif has_masks or any('segm' in str(evaluator.get('metric')) for evaluator in evaluators):
+        raise ValueError(
+            f'mmdet cannot merge masks in test-time augmentation, and a {model.get("type")} has no mask head that '
+            'could be left out to test boxes only; leave --tta out'
+        )
+    for evaluator in evaluators if has_head else []:
+        if 'metric' in evaluator:
+            evaluator.metric = 'bbox'
+
+
+def _set_default_augmentation(config: Config) -> None:
+    """Predict images and their mirror images, as mmdet's own tool does for a config that says nothing else."""
+    if 'tta_model' not in config:
+        merged = {'nms': {'type': 'nms', 'iou_threshold': 0.5}, 'max_per_img': 100}
+        config.tta_model = {'type': 'DetTTAModel', 'tta_cfg': merged}
+    if 'tta_pipeline' not in config:
+        keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction')
+        flips = [{'type': 'RandomFlip', 'prob': prob} for prob in (1.0, 0.0)]
+        packed = [{'type': 'PackDetInputs', 'meta_keys': keys}]
+        steps = test_dataset(config).pipeline[:-1]
+        config.tta_pipeline = [*steps, {'type': 'TestTimeAug', 'transforms': [flips, packed]}]
 
 
 def _evaluators(config: Config) -> list[Any]:

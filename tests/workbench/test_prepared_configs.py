@@ -1,8 +1,12 @@
 """What the options of `swin-dense test` and `swin-dense train` change in a config, with the frameworks that read it."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense import SwinBackbone
 from swin_dense.mm import swin_auto_wrap_policy
@@ -29,6 +33,52 @@ def test_settings_of_test_time_augmentation_are_used():
     recipe.update({'work_dir': 'work', 'launcher': 'none'})
     with pytest.raises(ValueError, match='--tta needs tta_model and tta_pipeline'):
         prepare_test(recipe, 'a.pth', tta=True)
+
+
+def test_detectors_have_the_test_time_augmentation_of_mmdets_own_tool(tmp_path, monkeypatch):
+    import mmdet
+
+    base = tmp_path / 'mine.py'
+    base.write_text(load_recipe('faster-rcnn_swin-t-p4-w7_fpn_small_coco').pretty_text)
+    tool = Path(mmdet.__file__).parent / '.mim' / 'tools' / 'test.py'
+    monkeypatch.setattr('sys.argv', ['test.py', str(base), 'a.pth', '--tta', '--work-dir', 'work'])
+    built = []
+
+    class Stopped(Exception):
+        pass
+
+    def stop(config):
+        built.append(config)
+        raise Stopped
+
+    monkeypatch.setattr('mmengine.runner.Runner.from_cfg', stop)
+    with pytest.raises(Stopped), pytest.warns(UserWarning, match='set it as default'):
+        runpy.run_path(str(tool), run_name='__main__')
+    ours = prepared(str(base), tta=True)
+    assert ours.model == built[0].model
+    assert ours.test_dataloader == built[0].test_dataloader
+
+
+def test_masks_are_left_out_of_test_time_augmentation_or_refused():
+    """DetTTAModel raises an AssertionError for masks."""
+    init_default_scope('mmdet')
+    for name in (DETECTOR, 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'):
+        config = prepared(name, tta=True)
+        assert config.model.module.roi_head.mask_head is None
+        assert config.test_evaluator.metric == 'bbox'
+        with torch.device('meta'):
+            MODELS.build(config.model)
+    for name in (
+        'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco',
+        'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco-panoptic',
+    ):
+        with pytest.raises(ValueError, match='a Mask2Former has no mask head that could be left out'):
+            prepared(name, tta=True)
+    config = load_recipe(DETECTOR)  # evaluated with masks
+    config.update({'work_dir': 'work', 'launcher': 'none'})
+    config.model = ConfigDict(type='RTMDet', bbox_head=ConfigDict(type='RTMDetInsSepBNHead'))
+    with pytest.raises(ValueError, match='a RTMDet has no mask head'):
+        prepare_test(config, 'a.pth', tta=True)
 
 
 def test_predictions_are_written():

@@ -18,6 +18,7 @@ from swin_dense.workbench.configs.coco import look_at_annotations
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
 from swin_dense.workbench.configs.prediction import check_prediction
+from swin_dense.workbench.configs.xml import look_at_xml
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 
@@ -52,6 +53,8 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
             notes += look_at_annotations(dataset, every_image)
         elif experiment.scope == 'mmseg':
             notes += look_at_masks(dataset, every_image)
+        elif experiment.is_detector and dataset.kind != 'CocoDataset':
+            notes += look_at_xml(dataset, every_image)
     return list(dict.fromkeys(notes))
 
 

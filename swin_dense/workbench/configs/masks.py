@@ -29,7 +29,8 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
     with DATASETS.switch_scope_and_registry(data.experiment.scope) as registry:
         kind = registry.get(data.kind)
-    labelling = [step for step in pipeline if step.get('type') in _LABELLING]
+    # Test-time augmentation loads the masks in a step inside of another.
+    labelling = [step for step in dicts(pipeline) if step.get('type') in _LABELLING]
     if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in labelling):
         return []  # not like mmseg's own data sets, which consist of images and masks
     built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
@@ -109,11 +110,19 @@ def _stored(path: str) -> np.ndarray:
         mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend='pillow').squeeze()
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
+    is_colour = mask.ndim == 3 and mask.shape[2] in (3, 4)
     are_bytes = mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()
     if mask.ndim != 2 or not are_bytes:
+        colours = ''
+        if is_colour:
+            found = np.unique(mask[..., :3].reshape(-1, 3), axis=0)
+            shown = some([','.join(map(str, colour)) for colour in found.tolist()])
+            colours = (
+                f', with {len(found)} colours ({shown}), as CVAT writes; docs/own-data.md shows how to convert them'
+            )
         raise ValueError(
             f'the mask {path} is an array {mask.shape} of {mask.dtype} from {mask.min()} to {mask.max()}; a mask must '
-            'have one channel of class indices up to 255'
+            f'have one channel of class indices up to 255{colours}'
         )
     return mask.astype(np.uint8)
 

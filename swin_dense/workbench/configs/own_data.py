@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
+import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
 _IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
 _MASKS = ('masks', 'mask', 'annotations', 'annotation', 'labels', 'label', 'segmentationclass')
+_YOLO = re.compile(rb'\d+( [01]?\.\d+){4}')  # the first line of a file: a class, and a box or the points of a polygon
 _COMPARED = 100  # number of images whose masks are searched for, to detect the ending of mask names
 _GOLDEN_RATIO = 0.618034
 
@@ -186,7 +189,8 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
         options = '--train-ann, --train-images, --val-ann and --val-images'
         return {}, f'{root} has several files of annotations, {some(contents)}: name those to use with {options}'
     if not contents:
-        return {}, '; '.join(reasons) or f'{root} has no .json file of annotations, but {_content_of(root)}'
+        none = f'{root} has no .json file of annotations, but {_content_of(root)}{_hint_on_format(root)}'
+        return {}, '; '.join(reasons) or none
     file, content = next(iter(contents.items()))
     if not content['images']:
         return {}, f'{file} lists no images'
@@ -197,6 +201,17 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
         hint = hint_on_name(folders, first)
         return {}, f'{file} names {first!r} first, which is in no folder below {root}: there, {_content_of(root)}{hint}'
     return {'train_ann': str(file.relative_to(root)), 'train_images': str(held[0].relative_to(root))}, ''
+
+
+def _hint_on_format(root: Path) -> str:
+    """Return advice for the files of Pascal VOC, of XML, and of YOLO, with a class and shares of the image."""
+    if next(root.rglob('*.xml'), None):
+        name = 'Pascal VOC'
+    elif any(_YOLO.match(file.read_bytes()[:99]) for file in itertools.islice(root.rglob('*.txt'), 9)):
+        name = 'YOLO'
+    else:
+        return ''
+    return f'; docs/own-data.md shows how to convert annotations of {name}, as these are, to the format of COCO'
 
 
 def _masked(root: Path) -> tuple[dict[str, str], str]:

@@ -15,7 +15,8 @@ def check_prediction(experiment: Experiment) -> None:
     windows = model.get('test_cfg') or {}
     if experiment.scope != 'mmseg' or windows.get('mode') != 'slide':
         return
-    crop, stride = windows.get('crop_size'), windows.get('stride')
+    crop: Any = windows.get('crop_size')
+    stride: Any = windows.get('stride')
     are_pairs = _is_pair(crop) and _is_pair(stride)
     if not are_pairs or any(not 0 < step <= side for step, side in zip(stride, crop, strict=True)):
         raise ValueError(

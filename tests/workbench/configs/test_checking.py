@@ -259,6 +259,26 @@ def test_the_sizes_of_pictures_that_a_camera_stored_on_their_side(fruit, suffix)
     check_data(config, ('train',))
 
 
+@pytest.mark.parametrize(
+    ('name', 'content', 'format_'),
+    [
+        ('labels/0.txt', '0 0.25 0.4 0.3125 0.41666\n', 'YOLO'),
+        ('train/labels/0.txt', '12 0.1 0.2 0.3 0.2 0.3 .4 0.1 0.4\n', 'YOLO'),
+        ('Annotations/0.xml', '<annotation/>', 'Pascal VOC'),
+        ('names.txt', 'apple\npear\n', None),
+    ],
+)
+def test_other_formats_of_annotations_are_named(ten_fruits, name, content, format_):
+    shutil.rmtree(ten_fruits.root / 'annotations')
+    (ten_fruits.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (ten_fruits.root / name).write_text(content)
+    error = ten_fruits.refused('--val-share', '0.2')
+    assert 'has no .json file of annotations, but it has' in error
+    shown = f'docs/own-data.md shows how to convert annotations of {format_}, as these are, to the format of COCO'
+    assert (shown in error) == (format_ is not None)
+    assert ('shows how to convert' in error) == (format_ is not None)
+
+
 @pytest.mark.parametrize('name', ['VOC.xml', 'folder'])
 def test_annotations_of_another_kind_are_named(fruit, name):
     (fruit.root / 'folder').mkdir()
@@ -348,6 +368,23 @@ def test_masks_of_16_bits_are_read_but_those_that_would_wrap(roads, value):
     roads.write()
     store(roads, lambda mask: Image.fromarray(np.where(mask == 1, value, 0).astype(np.uint16)))
     assert re.search(rf'0\.png is an array \(64, 64\) of \w+ from 0 to {value}; a mask', roads.refused())
+
+
+def test_masks_of_colours_are_refused_with_their_colours(roads):
+    colours = np.array([(0, 0, 0), (128, 64, 128)], np.uint8)
+    store(roads, lambda mask: Image.fromarray(colours[(mask == 1).astype(int)]))
+    assert re.search(r'\(64, 64, 3\) .* with 2 colours \(0,0,0, 128,64,128\), as CVAT writes', roads.refused())
+
+
+def test_masks_of_test_time_augmentation_are_read_too(roads):
+    """Its pipeline loads them in a step inside of another."""
+    config = roads.write()
+    config.test_dataloader.dataset.pipeline = config.tta_pipeline
+    notes = check_data(config, ('test',))
+    assert any('read the values of 4' in note for note in notes)
+    store(roads, lambda mask: Image.fromarray(np.where(mask == 1, 7, mask).astype(np.uint8)))
+    with pytest.raises(ValueError, match='has pixels of the value 7'):
+        check_data(config, ('test',))
 
 
 def test_a_config_without_classes_of_its_own_has_those_of_coco(fruit):

@@ -3,12 +3,14 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
 from mmengine.config import Config
 from PIL import Image
 
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import look_at_masks
+from tests.conftest import ROOT
 from tests.workbench.configs.data import (
     CLASSES,
     SEGMENTOR,
@@ -27,6 +29,28 @@ CAMVID = 'Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,B
 FOLDERS = ['--train-images', 'train', '--train-masks', 'trainannot', '--val-images', 'val', '--val-masks', 'valannot']
 MASK_RCNN = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+
+
+def test_masks_of_cvat_become_masks_of_indices(tmp_path, capsys, monkeypatch):
+    """The block of the page that converts them."""
+    for folder in ('SegmentationClass', 'images'):
+        (tmp_path / folder).mkdir()
+    (tmp_path / 'labelmap.txt').write_text(
+        '# label:color_rgb:parts:actions\nbackground:0,0,0::\nroad:128,64,128::\ncar:0,0,142::\n'
+    )
+    colours = np.array([(0, 0, 0), (128, 64, 128), (0, 0, 142), (9, 9, 9)], np.uint8)
+    labels = np.arange(64).reshape(8, 8) % 4
+    for number in range(4):
+        Image.fromarray(colours[labels]).save(tmp_path / 'SegmentationClass' / f'{number}.png')
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / 'images' / f'{number}.jpg')
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / 'docs' / 'own-data.md').read_text()
+    (block,) = re.findall(r'^```py\n(# needs labelmap.*?)^```', page, re.S | re.M)
+    exec(block, {})
+    names = capsys.readouterr().out.strip()
+    assert names == 'background,road,car'
+    np.testing.assert_array_equal(np.asarray(Image.open('masks/3.png')), np.where(labels == 3, 255, labels))
+    written(tmp_path, '--data-root', tmp_path, '--val-share', '0.3', '--classes', names, name=SEGMENTOR)
 
 
 @pytest.fixture

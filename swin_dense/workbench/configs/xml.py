@@ -1,0 +1,113 @@
+"""Look at annotations in Pascal VOC's format, a file of XML for each image, before mmdet reads them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mmengine.registry import DATASETS
+
+from swin_dense.workbench.configs.experiment import DataSet
+from swin_dense.workbench.configs.images import absent_files, chosen, endings_in, look_at_images, some
+
+_SAMPLED = 1000  # headers that are read, evenly spaced
+
+
+def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
+    """Look at all files of a data set of mmdet with its own parser, if they are Pascal VOC's; of others, only say so.
+
+    The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return what
+    was looked at, and what is odd but no error; raise ValueError for what is one.
+    """
+    from mmdet.datasets import XMLDataset
+
+    with DATASETS.switch_scope_and_registry(data.experiment.scope) as registry:
+        kind = registry.get(data.kind) if data.kind else None
+    if not (isinstance(kind, type) and issubclass(kind, XMLDataset)):
+        return [f'{data.address}: the annotations of a {data.kind} are not looked at'] if data.kind else []
+    built, samples = _parsed(data)
+    name = data.annotations or data.address
+    classes, count = built.metainfo['classes'], data.experiment.class_count
+    if count not in (None, len(classes)):
+        raise ValueError(
+            f'{data.address} has {len(classes)} classes, {some(classes)}, but the model has {count}; set the names '
+            f'with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
+        )
+    absent = list(absent_files([sample['img_path'] for sample in samples]))
+    if absent:
+        folder = Path(samples[0]['img_path']).parent
+        raise ValueError(
+            f'{name} lists {len(samples)} images, of which {len(absent)} are missing: {some(absent)}; mmdet reads '
+            f'names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO can name '
+            'other images: docs/own-data.md shows how to convert'
+        )
+    stated = Counter(label for sample in samples for label in _labels(sample['xml_path']))
+    used = Counter(classes[one['bbox_label']] for sample in samples for one in sample['instances'])
+    others = Counter({label: number for label, number in stated.items() if label not in classes})
+    notes = [f'{name}: {len(samples)} images, {stated.total()} objects']
+    unused = f'of names that are no class: {some(f"{label} ({number})" for label, number in others.most_common())}'
+    if not used and not data.is_evaluated:
+        raise ValueError(
+            f'{name}: none of the {stated.total()} objects in {len(samples)} files, such as '
+            f'{samples[0]["xml_path"]}, is of a class, {some(classes)}{f", but {unused}" if others else ""}; mmdet '
+            'compares names to the letter'
+        )
+    if others:
+        notes.append(f'{name}: {others.total()} of {stated.total()} objects are not used, {unused}')
+    _check_boxes(samples)
+    without = [label for label in classes if label not in used]
+    if without:
+        notes.append(f'{name}: {len(without)} of {len(classes)} classes have no box: {some(without)}')
+    difficult = sum(one['ignore_flag'] for sample in samples for one in sample['instances'])
+    if difficult:
+        notes.append(f"{name}: mmdet does not train on {difficult} of {used.total()} boxes, those marked 'difficult'")
+    built.data_list = samples
+    kept = len(built.filter_data())
+    if kept < len(samples):
+        left_out = f'{len(samples) - kept} of {len(samples)} images, by filter_cfg={dict(data.entry.filter_cfg)}'
+        if not kept:
+            raise ValueError(f'{name}: mmdet would leave out {left_out}: look at <size> in {samples[0]["xml_path"]}')
+        notes.append(f'{name}: mmdet leaves out {left_out}')
+    files = chosen([sample['img_path'] for sample in samples], _SAMPLED, every_image)
+    return notes + [f'{name}: {note}' for note in look_at_images(files, data.loader, every_image)[1]]
+
+
+def _parsed(data: DataSet) -> tuple[Any, list[Any]]:
+    """Return the data set of mmdet, and what it reads for each image; raise ValueError that names a file."""
+    built = DATASETS.build({**data.entry, 'pipeline': [], 'lazy_init': True})
+    parse = built.parse_data_info
+
+    def parse_or_name(entry: Any) -> Any:
+        try:
+            return parse(entry)
+        except Exception as error:  # mmdet asks for the text of elements that are not there, and for whole numbers
+            raise ValueError(
+                f'{data.address}: mmdet cannot read {entry["xml_path"]} ({type(error).__name__}: {error}); it needs '
+                'size with width and height, and for each object name and bndbox with xmin, ymin, xmax, ymax'
+            ) from error
+
+    built.parse_data_info = parse_or_name
+    samples = built.load_data_list()
+    if not samples:
+        raise ValueError(f'{data.annotations} lists no images')
+    return built, samples
+
+
+def _labels(path: str) -> list[str]:
+    return [entry.findtext('name', '') for entry in ElementTree.parse(path).iter('object')]
+
+
+def _check_boxes(samples: list[Any]) -> None:
+    """Raise ValueError for boxes without an area, on which mmdet would train to losses that are no numbers."""
+    places = [(sample['xml_path'], one['bbox']) for sample in samples for one in sample['instances']]
+    boxes = np.array([box for _, box in places]).reshape(-1, 4)
+    wrong = np.flatnonzero((boxes[:, 2:] <= boxes[:, :2]).any(1))
+    if len(wrong):
+        path, (left, top, right, bottom) = places[wrong[0]]
+        raise ValueError(
+            f'{len(wrong)} of {len(places)} boxes have no area, such as that from {left}, {top} to {right}, {bottom} '
+            f'in {path} (counted from 0); write corners in pixels, the smaller ones as xmin and ymin'
+        )
