@@ -11,7 +11,7 @@ import numpy as np
 from mmengine.registry import DATASETS
 
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.images import absent_files, chosen, endings_in, look_at_images, some
+from swin_dense.workbench.configs.images import endings_in, look_at_images, some
 
 _SAMPLED = 1000  # headers that are read, evenly spaced
 
@@ -36,13 +36,14 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
             f'{data.address} has {len(classes)} classes, {some(classes)}, but the model has {count}; set the names '
             f'with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
         )
-    absent = list(absent_files([sample['img_path'] for sample in samples]))
+    files = [sample['img_path'] for sample in samples]
+    absent, _, notes_on_images = look_at_images(files, data.loader, _SAMPLED, every_image)
     if absent:
-        folder = Path(samples[0]['img_path']).parent
+        folder = Path(files[0]).parent
         raise ValueError(
-            f'{name} lists {len(samples)} images, of which {len(absent)} are missing: {some(absent)}; mmdet reads '
-            f'names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO can name '
-            'other images: docs/own-data.md shows how to convert'
+            f'{name} lists {len(samples)} images, of which {len(absent)} are missing: {some(absent.values())}; mmdet '
+            f'reads names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO can '
+            'name other images: docs/own-data.md shows how to convert'
         )
     stated = Counter(label for sample in samples for label in _labels(sample['xml_path']))
     used = Counter(classes[one['bbox_label']] for sample in samples for one in sample['instances'])
@@ -71,8 +72,7 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
         if not kept:
             raise ValueError(f'{name}: mmdet would leave out {left_out}: look at <size> in {samples[0]["xml_path"]}')
         notes.append(f'{name}: mmdet leaves out {left_out}')
-    files = chosen([sample['img_path'] for sample in samples], _SAMPLED, every_image)
-    return notes + [f'{name}: {note}' for note in look_at_images(files, data.loader, every_image)[1]]
+    return notes + [f'{name}: {note}' for note in notes_on_images]
 
 
 def _parsed(data: DataSet) -> tuple[Any, list[Any]]:

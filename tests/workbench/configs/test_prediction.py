@@ -37,6 +37,10 @@ def logits(model, pixels):
 
 def test_mask2former_by_windows_is_refused_where_mmseg_fails(demo_data):
     config = sliding('mmseg_mask2former', demo_data)
+    wrapped = copy.deepcopy(config)
+    wrapped.model = ConfigDict(type='SegTTAModel', module=config.model)
+    with pytest.raises(ValueError, match="model.test_cfg.mode='slide' does not work"):
+        check_prediction(Experiment(wrapped))
     model = random_model(config_of('mmseg_mask2former', demo_data), PIXELS)
     model.test_cfg = config.model.test_cfg
     with pytest.raises(RuntimeError, match='must match the size'):
@@ -99,7 +103,6 @@ def test_the_commands_refuse_it(capsys, tmp_path):
     work_dir = ['--work-dir', tmp_path / 'work']
     for command in (
         ['train', out, *work_dir],
-        ['test', out, tmp_path / 'a.pth', *work_dir],
         ['predict', out, tmp_path / 'a.pth', tmp_path / 'a.png', '--out', tmp_path / 'found'],
     ):
         capsys.readouterr()
