@@ -84,19 +84,25 @@ class Predictor(ImagePredictor):
     def outputs(self, loaded: np.ndarray, path: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for an image, as the loader gives it."""
         clock = clock or Clock()
-        img, shape = loaded.astype(np.float32) if self._to_float32 else loaded, loaded.shape[:2]
+        img = loaded.astype(np.float32) if self._to_float32 else loaded
+        shape = loaded.shape[:2]
+        results = {'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape}
         with DefaultScope.overwrite_default_scope(self._scope):
-            packed = self._pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
+            packed = self._pipeline(results)
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
             clock.lap('prepare')
             (sample,) = self.model.test_step(data)
             clock.lap('run')
         if not self.is_detector:
-            return Outputs(labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int32))
-        panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy() if 'pred_panoptic_seg' in sample else None
+            labels = sample.pred_sem_seg.data[0].cpu().numpy()
+            return Outputs(labels=labels.astype(np.int32))
+        panoptic = None
+        if 'pred_panoptic_seg' in sample:
+            panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
         if 'pred_instances' not in sample:
             return Outputs(panoptic=panoptic)
-        found = sample.pred_instances[sample.pred_instances.scores >= self._score].cpu().numpy()
+        found = sample.pred_instances
+        found = found[found.scores >= self._score].cpu().numpy()
         masks = list(found.masks) if 'masks' in found else []
         boxes = found.bboxes if 'bboxes' in found else np.zeros((len(masks), 4), np.float32)
         if masks and not boxes.any():  # such as SOLO, which predicts only masks
@@ -120,7 +126,9 @@ class Predictor(ImagePredictor):
         palette = meta.get('palette')
         if not isinstance(palette, (list, tuple)) or len(palette) < count:
             palette = make_palette(count)
-        self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
+        self.palette: list[tuple[int, ...]] = []
+        for colour in palette[:count]:
+            self.palette.append(tuple(map(int, colour)))
         self.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
 
 
@@ -141,7 +149,8 @@ def _classes_of_head(model: Any) -> int | None:
 def settings_digest(config: Config) -> str:
     """Return a short hash of what a config says about predictions: the model, and how images are read and named."""
     dataset = test_dataset(config)
-    said = [config.get('default_scope'), config['model'], *map(dataset.get, ('type', 'metainfo', 'pipeline'))]
+    of_images = [dataset.get(key) for key in ('type', 'metainfo', 'pipeline')]
+    said = [config.get('default_scope'), config['model'], *of_images]
     text = re.sub(r' at 0x[0-9a-f]+', '', repr(said))  # of functions, which differ from run to run
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

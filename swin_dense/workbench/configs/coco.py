@@ -155,7 +155,8 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
         raise ValueError(f'{differ}; give those to train with, such as all of the file: {_as_option(name, found)}')
     used = [category for category in categories if category['name'] in classes]
     names = [category['name'] for category in used]
-    if len({category['id'] for category in used}) < len(used) or len(set(names)) < len(names):
+    ids = {category['id'] for category in used}
+    if len(ids) < len(used) or len(set(names)) < len(used):
         raise ValueError(
             f'{name} has several categories of one name or id among {some(used)}, so that mmdet would number the '
             'classes wrongly; remove or rename the one without annotations (Roboflow writes one for the project)'
@@ -191,14 +192,14 @@ def _as_option(name: str, names: Sequence[Any]) -> str:
 
 
 def _are_numbers(entry: Any, *keys: str) -> bool:
+    return all(_is_number(entry.get(key)) for key in keys)
+
+
+def _is_number(value: Any) -> bool:
     try:
-        return all(type(entry.get(key)) in (int, float) and math.isfinite(entry[key]) for key in keys)
+        return type(value) in (int, float) and math.isfinite(value)
     except OverflowError:  # a whole number beyond a float
         return False
-
-
-def _is_box(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 4 and _are_numbers(dict(enumerate(value)), *range(4))  # type: ignore[arg-type]
 
 
 def _check_annotations(
@@ -210,7 +211,8 @@ def _check_annotations(
     needs_masks: bool,
 ) -> list[Mask]:
     """Raise ValueError for annotations that mmdet or pycocotools cannot read, and return what was seen in masks."""
-    known, times = {one['id'] for one in categories}, Counter(one['id'] for one in annotations)
+    known = {one['id'] for one in categories}
+    times = Counter(one['id'] for one in annotations)
     masks: list[Mask] = []
 
     def fault(one: Any) -> str | None:
@@ -218,7 +220,8 @@ def _check_annotations(
             return 'no image has this image_id (1 and "1" are different)'
         if one['category_id'] not in known:
             return 'no category has this category_id (1 and "1" are different)'
-        if not _is_box(one.get('bbox')):
+        box = one.get('bbox')
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(side) for side in box):
             return 'bbox must be x, y, width and height'
         if not _are_numbers(one, 'area'):
             return 'write the area; width times height is enough'
@@ -253,9 +256,13 @@ def _look_at_boxes(
 ) -> list[str]:
     """Check the boxes of the classes as mmdet reads them, and return notes on those that it leaves out."""
     boxes = np.array([one['bbox'] for one in annotations], float).reshape(-1, 4)
-    shapes = [images[one['image_id']] for one in annotations]
-    size = np.array([(image['width'], image['height']) for image in shapes], float).reshape(-1, 2)
-    low, high = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
+    sizes = []
+    for one in annotations:
+        image = images[one['image_id']]
+        sizes.append((image['width'], image['height']))
+    size = np.array(sizes, float).reshape(-1, 2)
+    low = boxes[:, :2]
+    high = low + boxes[:, 2:]
     is_crowd = np.array([bool(one.get('iscrowd')) for one in annotations])
     reasons = {
         'outside of their image': (np.minimum(high, size) - np.maximum(low, 0) <= 0).any(1),
@@ -296,7 +303,10 @@ def _look_at_boxes(
                 else 'pixels; mmdet cuts them at its edge'
             )
         )
-    kept = {one['category_id'] for one, is_out in zip(annotations, is_left_out, strict=True) if not is_out}
+    kept = set()
+    for one, is_out in zip(annotations, is_left_out, strict=True):
+        if not is_out:
+            kept.add(one['category_id'])
     without = [name for key, name in used.items() if key not in kept]
     if without:
         notes.append(f'{path}: {len(without)} of {len(used)} classes have no box: {some(without)}')
@@ -324,15 +334,21 @@ def _look_at_masks_of(path: Path, masks: Sequence[Mask]) -> list[str]:
 def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], with_boxes: set[Any]) -> list[str]:
     """Return a note on images that mmdet leaves out by ``filter_cfg`` and ``indices``; raise ValueError for all."""
     filters = {} if data.entry.get('test_mode') else data.entry.get('filter_cfg') or {}
-    side, indices = filters.get('min_size', 0), data.entry.get('indices')
-    empty = {key for key in images if key not in with_boxes} if filters.get('filter_empty_gt') else set()
-    small = {key for key, image in images.items() if min(image['width'], image['height']) < side} - empty
-    left, cure = len(images) - len(empty) - len(small), f'--set {data.address}.filter_cfg'
+    side = filters.get('min_size', 0)
+    indices = data.entry.get('indices')
+    empty = small = 0
+    for key, image in images.items():
+        if filters.get('filter_empty_gt') and key not in with_boxes:
+            empty += 1
+        elif min(image['width'], image['height']) < side:
+            small += 1
+    left = len(images) - empty - small
+    cure = f'--set {data.address}.filter_cfg'
     reasons = []
     if empty:
-        reasons.append(f'{len(empty)} without an annotation of the classes ({cure}.filter_empty_gt=False keeps them)')
+        reasons.append(f'{empty} without an annotation of the classes ({cure}.filter_empty_gt=False keeps them)')
     if small:
-        reasons.append(f'{len(small)} with a side below {side} pixels ({cure}.min_size=1 keeps them)')
+        reasons.append(f'{small} with a side below {side} pixels ({cure}.min_size=1 keeps them)')
     if indices is not None:
         number = abs(indices) if isinstance(indices, int) else len(indices)
         reasons.append(f'{max(0, left - number)} by indices={indices}')
@@ -358,12 +374,17 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
                 f'{data.address} reads {path}, but its evaluator compares with {compared}: --set '
                 f'{data.split}_evaluator.ann_file={path} compares with the same'
             )
-    limits = {
-        f'model.test_cfg.{where}{key}': part[key]
-        for where, part in _parts_of(data.experiment.model.get('test_cfg') or {})
-        for key in ('max_per_img', 'max_per_image')
-        if isinstance(part.get(key), int)
-    }
+    # The parts of a detector that limit what it returns; proposals do not.
+    test_cfg = data.experiment.model.get('test_cfg') or {}
+    parts = {'model.test_cfg': test_cfg}
+    for key, part in test_cfg.items():
+        if isinstance(part, dict) and key != 'rpn':
+            parts[f'model.test_cfg.{key}'] = part
+    limits = {}
+    for address, part in parts.items():
+        for key in ('max_per_img', 'max_per_image'):
+            if isinstance(part.get(key), int):
+                limits[f'{address}.{key}'] = part[key]
     counts = Counter(one['image_id'] for one in annotations if not one.get('iscrowd'))
     for address, limit in limits.items():
         crowded = [count for count in counts.values() if count > limit >= 0]
@@ -374,12 +395,6 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
                 f'returns, so that {missed} count as missed: --set {address}={max(crowded)}'
             )
     return notes
-
-
-def _parts_of(test_cfg: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a detector's test_cfg that limit what it returns, with their address; proposals do not."""
-    parts = [(f'{key}.', part) for key, part in test_cfg.items() if isinstance(part, dict) and key != 'rpn']
-    return [('', test_cfg), *parts]
 
 
 def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image: bool) -> list[str]:

@@ -39,9 +39,10 @@ class Experiment:
             part = config.get(key)
             if not isinstance(part, dict) and (part is not None or key == 'model'):
                 raise ValueError(f'{key} must be a dict, got {part!r}')
-        unnamed = [part['type'] for part in dicts(list(config.values())) if not isinstance(part.get('type', ''), str)]
-        if unnamed:
-            raise ValueError(f'the type of each part of a config must be a name or a class, got {unnamed[0]!r}')
+        for part in dicts(list(config.values())):
+            kind = part.get('type', '')
+            if not isinstance(kind, str):
+                raise ValueError(f'the type of each part of a config must be a name or a class, got {kind!r}')
         self.model: Any = config.model
         self.scope: str | None = config.get('default_scope')
         self.is_detector = self.scope == 'mmdet'
@@ -114,12 +115,14 @@ class DataSet:
 
     def paths(self) -> list[str]:
         """Return the file of annotations and the folders that the data set reads."""
-        prefixes = [prefix for prefix, folder in (self.entry.get('data_prefix') or {}).items() if folder]
-        # mmdet's instance recipes only name the folder of panoptic masks.
-        if self.kind == 'CocoDataset' and not any(step.get('with_seg') for step in self.pipeline):
-            prefixes = [prefix for prefix in prefixes if prefix != 'seg']
+        reads_maps = any(step.get('with_seg') for step in self.pipeline)
         paths = [self.annotations] if self.annotations else []
-        return paths + [self.folder(prefix) for prefix in prefixes]
+        for prefix, folder in (self.entry.get('data_prefix') or {}).items():
+            # mmdet's instance recipes only name the folder of panoptic masks.
+            is_named_only = prefix == 'seg' and self.kind == 'CocoDataset' and not reads_maps
+            if folder and not is_named_only:
+                paths.append(self.folder(prefix))
+        return paths
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
@@ -131,8 +134,10 @@ def _reading_files(address: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield address, value
     if isinstance(value, dict):
         items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
     else:
-        items = list(enumerate(value)) if isinstance(value, (list, tuple)) else []
+        return
     for key, item in items:
         yield from _reading_files(f'{address}.{key}', item)
 
@@ -142,10 +147,17 @@ def _class_count(model: Any) -> int | None:
 
     None if no part of the model has ``num_classes``, or if they are no classes of the data.
     """
-    parts = [] if model.get('type') in _OTHER_COUNTS else list(dicts(model))
-    counts = Counter(part['num_classes'] for part in parts if isinstance(part.get('num_classes'), int))
-    counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in parts if is_panoptic(part))
-    return counts.most_common(1)[0][0] if counts else None
+    if model.get('type') in _OTHER_COUNTS:
+        return None
+    counts: list[int] = []
+    panoptic_counts = []  # after the others, of which the first of several as frequent ones counts
+    for part in dicts(model):
+        if isinstance(part.get('num_classes'), int):
+            counts.append(part['num_classes'])
+        if is_panoptic(part):
+            panoptic_counts.append(part['num_things_classes'] + part['num_stuff_classes'])
+    most_common = Counter(counts + panoptic_counts).most_common(1)
+    return most_common[0][0] if most_common else None
 
 
 def is_panoptic(part: Any) -> bool:
@@ -163,13 +175,17 @@ def dicts(value: Any) -> Iterator[Any]:
 def pipelines(value: Any) -> Iterator[list]:
     """Yield every list of transforms that starts with ``LoadImageFromFile``."""
     for part in _containers(value):
-        if isinstance(part, list) and part and isinstance(part[0], dict) and part[0].get('type') == 'LoadImageFromFile':
+        first = part[0] if isinstance(part, list) and part else None
+        if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
             yield part
 
 
 def mapped_values(part: Any) -> Sequence[int] | None:
     """Return the mask values of the classes, if a part of a config maps them."""
-    return next((step['values'] for step in dicts(part) if step.get('type') == 'MapMaskValues'), None)
+    for step in dicts(part):
+        if step.get('type') == 'MapMaskValues':
+            return step['values']
+    return None
 
 
 def _containers(value: Any) -> Iterator[Any]:

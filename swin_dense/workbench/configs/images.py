@@ -70,9 +70,10 @@ def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool
     kinds: dict[Header | None, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
     for path in paths:
         header = read_header(path)
-        # The size is no part of the kind.
-        kind, size = (None, (0, 0)) if header is None else (header._replace(size=(0, 0)), header.size)
-        kinds[kind].append((path, size))
+        if header is None:
+            kinds[None].append((path, (0, 0)))
+        else:  # the size is no part of the kind
+            kinds[header._replace(size=(0, 0))].append((path, header.size))
     found: dict[str, Loaded] = {}
     notes: list[str] = []
     hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
@@ -85,10 +86,11 @@ def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool
             found[path] = Loaded(image.shape[1::-1], 1, True)
             continue
         is_upright = kind.orientation == 1 or _is_upright(path, image, kind.orientation)
-        for one, size in files:
-            is_turned = is_upright and kind.orientation in _TRANSPOSED
-            found[one] = Loaded(size[::-1] if is_turned else size, kind.orientation, is_upright)
-            if kind.orientation in (2, 3, 4) or (kind.orientation in _TRANSPOSED and size[0] == size[1]):
+        is_transposed = kind.orientation in _TRANSPOSED
+        for one, (width, height) in files:
+            size = (height, width) if is_upright and is_transposed else (width, height)
+            found[one] = Loaded(size, kind.orientation, is_upright)
+            if kind.orientation in (2, 3, 4) or (is_transposed and width == height):
                 hidden[is_upright].append(one)
         if name == 'LoadImageFromFile':
             notes += _lost(kind, f'{len(files)} of {len(paths)} images, such as {path},', path, image)

@@ -48,7 +48,10 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
                 f'{endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
     classes = data.experiment.class_count or len(data.classes) or _IGNORED
-    ignored = {_IGNORED, *(part['ignore_index'] for part in dicts(data.experiment.model) if 'ignore_index' in part)}
+    ignored = {_IGNORED}
+    for part in dicts(data.experiment.model):
+        if 'ignore_index' in part:
+            ignored.add(part['ignore_index'])
     stored, found, not_used = set[int](), set[int](), set[int]()
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
@@ -71,7 +74,8 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         if max(values, default=0) >= classes:
             wrong[path] = values - set(range(classes))
     if wrong:
-        path, others = next(iter(wrong)), ','.join(map(str, sorted(set.union(*wrong.values()))))
+        path = next(iter(wrong))
+        others = ','.join(map(str, sorted(set.union(*wrong.values()))))
         raise ValueError(
             f'the mask {path} has pixels of the value {min(wrong[path])}, but the classes are 0 to {classes - 1}; to '
             f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
@@ -111,7 +115,8 @@ def _stored(path: str) -> np.ndarray:
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
     is_colour = mask.ndim == 3 and mask.shape[2] in (3, 4)
-    are_bytes = mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()
+    are_whole = (mask == mask.astype(np.uint8)).all()
+    are_bytes = mask.min() >= 0 and mask.max() <= 255 and are_whole
     if mask.ndim != 2 or not are_bytes:
         colours = ''
         if is_colour:

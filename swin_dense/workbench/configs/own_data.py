@@ -271,7 +271,8 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
         annotations = content.get('annotations') or []
         ids = [one['id'] for one in annotations]
         # Programs that number from 0, or with text: COCO's evaluation takes 0 for 'no match', and needs whole numbers.
-        if not all(type(number) is int and number > 0 for number in ids) or len(set(ids)) < len(ids):
+        are_positive = all(type(number) is int and number > 0 for number in ids)
+        if not are_positive or len(set(ids)) < len(ids):
             annotations = [{**one, 'id': number} for number, one in enumerate(annotations, 1)]
         # Annotations of no image stay in the training part, where they are found.
         of_train = [one for one in annotations if one['image_id'] not in val_ids]
@@ -328,7 +329,9 @@ def _replace_root(experiment: Experiment, data_root: str) -> None:
 def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, str]) -> None:
     """Set the given files and folders in data sets, and in evaluators that read annotations."""
     is_detector = experiment.is_detector
-    keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
+    keys = {'images': 'img_path', 'masks': 'seg_map_path'}
+    if is_detector:
+        keys = {'images': 'img'}
     if data_root is None:  # make all paths relative to the current folder, as the given places are
         for dataset in experiment.datasets:
             if dataset.annotations:
@@ -341,8 +344,9 @@ def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, s
         if is_detector and kind == 'masks':
             raise ValueError(f'--{part}-masks is for segmentation, but this config is for a detector')
         # A path that exists only in the current folder is made relative to the data root.
-        if data_root is not None and not os.path.exists(os.path.join(data_root, path)) and os.path.exists(path):
-            path = os.path.relpath(path, data_root)
+        if data_root is not None and os.path.exists(path):
+            is_below = os.path.exists(os.path.join(data_root, path))
+            path = path if is_below else os.path.relpath(path, data_root)
         splits = ('train',) if part == 'train' else ('val', 'test')
         for dataset in experiment.of(splits):
             if kind == 'ann':

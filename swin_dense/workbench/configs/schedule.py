@@ -39,10 +39,10 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
         ValueError: the length is less than 1 or in the unit that the config does not use, or a schedule has no plan
             that could be scaled.
     """
-    given = {'max_epochs': epochs, 'max_iters': iters}
-    key, new = next((key, value) for key, value in given.items() if value is not None)
-    if None not in given.values():
+    if epochs is not None and iters is not None:
         raise ValueError('--epochs and --iters are two lengths of one training; give one')
+    key, new = ('max_epochs', epochs) if iters is None else ('max_iters', iters)
+    assert new is not None, 'one of both is given'
     length = _length(experiment)
     if length is None:
         raise ValueError(f'{_UNITS[key][1]} needs train_cfg with max_epochs or max_iters in the config')
@@ -66,7 +66,9 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
                 part[name] = max(1, scaled(part[name]))
     intervals = config.train_cfg.get('dynamic_intervals')
     if intervals:
-        config.train_cfg.dynamic_intervals = [(scaled(start), max(1, scaled(every))) for start, every in intervals]
+        config.train_cfg.dynamic_intervals = []
+        for start, every in intervals:
+            config.train_cfg.dynamic_intervals.append((scaled(start), max(1, scaled(every))))
     config.train_cfg[key] = new
     for place, schedules in _lists(experiment):
         place[schedules] = [
@@ -179,7 +181,10 @@ def _images(experiment: Experiment, entry: Any) -> int | None:
 def _length(experiment: Experiment) -> tuple[str, int] | None:
     """Return the key of the length of the training, 'max_epochs' or 'max_iters', and the length."""
     train = experiment.config.get('train_cfg') or {}
-    return next(((key, train[key]) for key in _UNITS if isinstance(train.get(key), int)), None)
+    for key in _UNITS:
+        if isinstance(train.get(key), int):
+            return key, train[key]
+    return None
 
 
 def _lists(experiment: Experiment) -> Iterator[tuple[Any, str]]:

@@ -51,9 +51,11 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
     """Look at the mask of an annotation with a box; ``image`` has the height and the width."""
     mask = annotation.get('segmentation')
     height, width = image['height'], image['width']
-    left_out, by_rows = 0, None
+    left_out = 0
+    by_rows = None
     if isinstance(mask, dict):
-        if mask.get('size') != [height, width] or not isinstance(mask.get('counts'), (list, str)):
+        has_runs = isinstance(mask.get('counts'), (list, str))
+        if mask.get('size') != [height, width] or not has_runs:
             return Mask(_NO_MASK)
         pixels = height * width
         lengths = run_lengths(mask['counts'])
@@ -64,7 +66,8 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
         top, left, bottom, right = place_of_runs(lengths, width)
         by_rows = Place(left, top, right, bottom)
     else:
-        if not (mask and isinstance(mask, list) and all(isinstance(polygon, list) for polygon in mask)):
+        are_lists = isinstance(mask, list) and all(isinstance(polygon, list) for polygon in mask)
+        if not mask or not are_lists:
             return Mask(_NO_MASK)
         if not all(_are_finite(polygon) for polygon in mask):
             return Mask(_UNREADABLE)
@@ -101,7 +104,12 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
 
 def _beyond(place: Place, box: Place) -> float:
     """Return how far a place reaches beyond a box."""
-    return max(box.left - place.left, box.top - place.top, place.right - box.right, place.bottom - box.bottom)
+    return max(
+        box.left - place.left,
+        box.top - place.top,
+        place.right - box.right,
+        place.bottom - box.bottom,
+    )
 
 
 def _are_finite(values: list[Any]) -> bool:
@@ -114,35 +122,44 @@ def _are_finite(values: list[Any]) -> bool:
 def place_of_runs(lengths: np.ndarray, height: int) -> Place:
     """Return the bounds of the mask of run lengths in columns of a height; ``EMPTY`` if it covers nothing."""
     ends = lengths.cumsum()
-    first, last = (ends - lengths)[1::2], ends[1::2] - 1
+    # Runs alternate between the background, which comes first, and the mask.
+    first = (ends - lengths)[1::2]
+    last = ends[1::2] - 1
     is_run = last >= first
-    first, last = first[is_run], last[is_run]
+    first = first[is_run]
+    last = last[is_run]
     if not len(first):
         return EMPTY
-    left, right = int(first.min()) // height, int(last.max()) // height + 1
+    left = int(first.min()) // height
+    right = int(last.max()) // height + 1
     if (first // height != last // height).any():  # a run into the next column reaches both edges of the image
         return Place(left, 0, right, height)
-    return Place(left, int((first % height).min()), right, int((last % height).max()) + 1)
+    top = int((first % height).min())
+    bottom = int((last % height).max()) + 1
+    return Place(left, top, right, bottom)
 
 
 def run_lengths(counts: list[Any] | str) -> np.ndarray:
     """Return the lengths of the runs of RLE, a list or the text that pycocotools writes; none if it is neither."""
     none = np.array([], np.int64)
     if isinstance(counts, list):
-        return (
-            np.array(counts, np.int64) if all(type(count) is int and abs(count) < 2**60 for count in counts) else none
-        )
+        are_lengths = all(type(count) is int and abs(count) < 2**60 for count in counts)
+        return np.array(counts, np.int64) if are_lengths else none
     # Each number consists of characters of six bits: five of its digits, the lowest first, and whether more follow.
     codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
     is_last = codes & 32 == 0
-    if not len(codes) or codes.min() < 0 or codes.max() > 63 or not is_last[-1]:
+    if not len(codes) or not is_last[-1]:
+        return none
+    if codes.min() < 0 or codes.max() > 63:
         return none
     ends = np.flatnonzero(is_last) + 1
     sizes = np.diff(ends, prepend=0)
     if sizes.max() > _MOST_CHARACTERS:
         return none
-    places = np.arange(len(codes)) - np.repeat(ends - sizes, sizes)
-    numbers = np.add.reduceat((codes & 31) << 5 * places, ends - sizes)
+    starts = ends - sizes
+    places = np.arange(len(codes)) - np.repeat(starts, sizes)
+    digits = (codes & 31) << 5 * places
+    numbers = np.add.reduceat(digits, starts)
     is_negative = codes[ends - 1] & 16 > 0
     numbers -= is_negative * (1 << 5 * sizes)
     # From the fourth on, a number is the difference to that before the last.

@@ -31,20 +31,21 @@ def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: 
     for found in (theirs, ours):
         if len(found.scores) >= most:
             lowest = max(lowest, float(found.scores.min()))
-    pairs = [
-        (other, one, index)
-        for one, other in ((theirs, ours), (ours, theirs))
-        for index in np.flatnonzero(one.scores > lowest + ROUNDING)
-    ]
-    missing = sum(not _has_match(*pair) for pair in pairs)
-    return missing / max(len(pairs), 1), len(pairs) // 2
+    compared = missing = 0
+    for one, other in ((theirs, ours), (ours, theirs)):
+        for index in np.flatnonzero(one.scores > lowest + ROUNDING):
+            compared += 1
+            missing += not _has_match(other, one, index)
+    return missing / max(compared, 1), compared // 2
 
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
     """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
     found = predicted(detector, pixels).pred_instances
     masks = found.masks.cpu().numpy() if 'masks' in found else ()
-    boxes, scores, labels = (part.cpu().numpy() for part in (found.bboxes, found.scores, found.labels))
+    boxes = found.bboxes.cpu().numpy()
+    scores = found.scores.cpu().numpy()
+    labels = found.labels.cpu().numpy()
     return Instances(boxes, scores, labels, masks)
 
 
@@ -62,7 +63,8 @@ def instances_of_file(outputs: list[np.ndarray], size: tuple[int, int], mask_thr
     boxes, scores, labels, *probabilities = outputs
     masks = []
     if mask_threshold is not None:
-        masks = [pasted(mask, box, mask_threshold, *size) for mask, box in zip(probabilities[0], boxes, strict=True)]
+        for mask, box in zip(probabilities[0], boxes, strict=True):
+            masks.append(pasted(mask, box, mask_threshold, *size))
     return Instances(boxes, scores, labels, masks)
 
 
@@ -71,8 +73,9 @@ def classes_of_framework(segmentor: nn.Module, pixels: np.ndarray, size: Sequenc
     from mmseg.structures import SegDataSample
 
     shape = pixels.shape[:2]
-    sample = SegDataSample(metainfo={'ori_shape': tuple(size), 'img_shape': shape, 'pad_shape': shape})
-    return _predict(segmentor, pixels, sample).pred_sem_seg.data[0].cpu().numpy()
+    meta = {'ori_shape': tuple(size), 'img_shape': shape, 'pad_shape': shape}
+    found = _predict(segmentor, pixels, SegDataSample(metainfo=meta))
+    return found.pred_sem_seg.data[0].cpu().numpy()
 
 
 def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: Mapping[str, Any]) -> tuple[float, int]:
@@ -83,27 +86,31 @@ def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: M
     """
     size = sample.img_shape
     found, panoptic = predicted_by_file(outputs, size, size, dict(settings), 0.0)
-    share, count = 0.0, 0
+    share = 0.0
+    count = 0
     if found is not None:
         theirs = sample.pred_instances.numpy()
         probabilities = np.sort(outputs[0][:, :-1], axis=None)
         # Of the least probable pairs of query and class, either result may contain others.
-        lowest = probabilities[-min(settings['instances'], len(probabilities))]
+        kept = min(settings['instances'], len(probabilities))
+        lowest = float(probabilities[-kept])
         # The masks are compared, not the boxes around them, which one pixel can change.
         ours = found._replace(boxes=np.zeros_like(found.boxes))
         theirs = Instances(np.zeros_like(theirs.bboxes), theirs.scores, theirs.labels, theirs.masks)
-        share, count = share_of_unmatched(theirs, ours, float(lowest), len(probabilities) + 1)
+        share, count = share_of_unmatched(theirs, ours, lowest, len(probabilities) + 1)
     if panoptic is not None:
         segments = sample.pred_panoptic_seg.sem_seg[0].numpy()
         other, segments_count = share_of_other_segments(segments, panoptic, outputs[0].shape[1] - 1)
-        share, count = max(share, other), count + segments_count
+        share = max(share, other)
+        count += segments_count
     return share, count
 
 
 def _predict(model: Any, pixels: np.ndarray, sample: Any) -> Any:
-    inputs = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    batch = {'inputs': [torch.from_numpy(channels_first)], 'data_samples': [sample]}
     with torch.no_grad():
-        return model.test_step({'inputs': [inputs], 'data_samples': [sample]})[0]
+        return model.test_step(batch)[0]
 
 
 def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) -> tuple[float, int]:

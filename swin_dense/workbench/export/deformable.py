@@ -60,25 +60,37 @@ class RecordedAttention(nn.Module):
         centres (B, Q, levels, 2) or boxes (B, Q, levels, 4) from 0 to 1. Keys, and what has the type None, are ignored.
         """
         own = self.attention
-        heads, levels, points = own.num_heads, own.num_levels, own.num_points
+        heads = own.num_heads
+        levels = own.num_levels
+        points = own.num_points
         own_query = query + query_pos
-        values = heads_first(own.value_proj(value).unflatten(2, (heads, -1)))
-        offsets = heads_first(own.sampling_offsets(own_query).unflatten(2, (heads, levels, points, 2)))
-        weights = heads_first(own.attention_weights(own_query).unflatten(2, (heads, -1)).softmax(-1))
-        weights = weights.unflatten(2, (levels, points))
-        references = reference_points[:, :, None].expand(query.shape[0], -1, heads, -1, -1)
+        values = own.value_proj(value).unflatten(2, (heads, -1))
+        values = heads_first(values)
+        offsets = own.sampling_offsets(own_query)
+        offsets = heads_first(offsets.unflatten(2, (heads, levels, points, 2)))
+        weights = own.attention_weights(own_query)
+        weights = weights.unflatten(2, (heads, -1)).softmax(-1)
+        weights = heads_first(weights).unflatten(2, (levels, points))
+        references = reference_points[:, :, None]
+        references = references.expand(query.shape[0], -1, heads, -1, -1)
         references = heads_first(references)[:, :, :, None]
         out: Any = 0
         start = 0
         for level, (height, width) in enumerate(spatial_shapes):
-            offset, centre = offsets[:, :, level], references[:, :, level, :, :2]
+            offset = offsets[:, :, level]
+            centre = references[:, :, level, :, :2]
             if references.shape[-1] == 2:
-                place = centre + torch.stack([offset[..., 0] / width, offset[..., 1] / height], -1)
+                x = offset[..., 0] / width
+                y = offset[..., 1] / height
+                place = centre + torch.stack([x, y], -1)
             else:
-                place = centre + offset / points * references[:, :, level, :, 2:] * 0.5
-            out = out + by_grid_sample(values, start, (height, width), place, weights[:, :, level])
+                sides = references[:, :, level, :, 2:]
+                place = centre + offset / points * sides * 0.5
+            sampled = by_grid_sample(values, start, (height, width), place, weights[:, :, level])
+            out = out + sampled
             start = start + height * width
-        out = contiguous(out.unflatten(0, (-1, heads)).transpose(1, 2)).flatten(2)
+        out = out.unflatten(0, (-1, heads)).transpose(1, 2)
+        out = contiguous(out).flatten(2)
         return own.output_proj(out) + query
 
 
@@ -88,9 +100,12 @@ def by_grid_sample(values: Tensor, start: int, size: tuple[int, int], place: Ten
     The map of ``size`` (height, width) begins at ``start`` among the tokens of all maps, (B, N, C). The samples have
     places x and y from 0 to 1, (B, Q, points, 2), and weights (B, Q, points).
     """
-    level_map = values[:, start : start + size[0] * size[1]].transpose(1, 2).unflatten(2, size)
+    count = size[0] * size[1]
+    tokens = values[:, start : start + count]
+    level_map = tokens.transpose(1, 2).unflatten(2, size)
     found = F.grid_sample(level_map, 2 * place - 1, align_corners=False)  # (B, C, Q, points)
-    return (found * weights[:, None]).sum(-1).transpose(1, 2)
+    weighted = found * weights[:, None]
+    return weighted.sum(-1).transpose(1, 2)
 
 
 class RecordedEncoding(nn.Module):
@@ -102,7 +117,9 @@ class RecordedEncoding(nn.Module):
 
     def forward(self, mask: Tensor | None, input: Tensor | None = None) -> Tensor:
         """Return the encoding (B, C, H, W) of a map (B, C, H, W), or of a mask (B, H, W) without padding."""
-        return contiguous(self.encoding(None, input=input if mask is None else mask[:, None]))
+        if mask is not None:
+            input = mask[:, None]
+        return contiguous(self.encoding(None, input=input))
 
 
 class RecordedPixelDecoder(nn.Module):
@@ -116,7 +133,8 @@ class RecordedPixelDecoder(nn.Module):
     def forward(self, feats: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the map for masks (B, C, H, W) and the maps for the transformer, coarsest first."""
         own = self.decoder
-        coarse = list(feats)[::-1][: own.num_encoder_levels]
+        coarsest_first = list(feats)[::-1]
+        coarse = coarsest_first[: own.num_encoder_levels]
         maps = [conv(x) for conv, x in zip(own.input_convs, coarse, strict=True)]
         sizes = [(x.shape[2], x.shape[3]) for x in maps]
         levels = own.level_encoding.weight
@@ -135,10 +153,10 @@ class RecordedPixelDecoder(nn.Module):
             count = size[0] * size[1]
             outs.append(as_map(memory[:, start : start + count], size))
             start = start + count
-        for index in range(len(own.lateral_convs) - 1, -1, -1):
+        for index in reversed(range(len(own.lateral_convs))):
             x = own.lateral_convs[index](feats[index])
-            x = x + F.interpolate(outs[-1], x.shape[2:], mode='bilinear', align_corners=False)
-            outs.append(own.output_convs[index](x))
+            coarser = F.interpolate(outs[-1], x.shape[2:], mode='bilinear', align_corners=False)
+            outs.append(own.output_convs[index](x + coarser))
         return own.mask_feature(outs[-1]), outs[: own.num_outs]
 
 
@@ -158,28 +176,34 @@ class RecordedTransformerPixelDecoder(nn.Module):
         own = self.decoder
         x = own.encoder_in_proj(feats[-1])
         place = as_tokens(own.positional_encoding(None, input=x))
-        memory = as_map(own.encoder(query=as_tokens(x), query_pos=place, key_padding_mask=None), x.shape[2:])
+        memory = own.encoder(query=as_tokens(x), query_pos=place, key_padding_mask=None)
+        memory = as_map(memory, x.shape[2:])
         return PixelDecoder.forward(own, [*feats[:-1], memory], batch_img_metas)
 
 
 def reference_points(spatial_shapes: Sizes, valid_ratios: Any = None, device: Any = None) -> Tensor:
     """Return the centres of all pixels for each level, (1, N, levels, 2), as mmdet does for images without padding."""
     points = torch.cat([centres(height, width) for height, width in spatial_shapes])
-    return points[None, :, None].expand(-1, -1, len(spatial_shapes), -1)
+    points = points[None, :, None]
+    return points.expand(-1, -1, len(spatial_shapes), -1)
 
 
 def centres(height: int, width: int) -> Tensor:
     """Return the centres of pixels as x, y from 0 to 1, (height * width, 2)."""
     x = (torch.arange(width) + 0.5) / width
     y = (torch.arange(height) + 0.5) / height
-    grid = x.expand(height, width), y[:, None].expand(height, width)
-    return torch.stack(grid, 2).flatten(0, 1)
+    x = x.expand(height, width)
+    y = y[:, None].expand(height, width)
+    return torch.stack([x, y], 2).flatten(0, 1)
 
 
 def encoded_levels(encoding: nn.Module, maps: Sequence[Tensor], levels: Tensor) -> Tensor:
     """Return the positions of the tokens of all maps plus the encoding of their level, (B, N, C)."""
-    places = [as_tokens(encoding(None, input=x)) for x in maps]
-    return torch.cat([place + level for place, level in zip(places, levels, strict=True)], 1)
+    places = []
+    for x, level in zip(maps, levels, strict=True):
+        place = as_tokens(encoding(None, input=x))
+        places.append(place + level)
+    return torch.cat(places, 1)
 
 
 def as_tokens(x: Tensor) -> Tensor:

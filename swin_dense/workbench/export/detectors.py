@@ -28,7 +28,8 @@ class Detector(nn.Module):
         """Return the feature maps of the neck for an image (1, 3, H, W), BGR from 0 to 255."""
         prepare = self.detector.data_preprocessor
         img = normalize(img, prepare, prepare._channel_conversion)
-        return tuple(self.detector.extract_feat(pad_to_multiple(img, prepare.pad_size_divisor, prepare.pad_value)))
+        img = pad_to_multiple(img, prepare.pad_size_divisor, prepare.pad_value)
+        return tuple(self.detector.extract_feat(img))
 
 
 class OneStageDetector(Detector):
@@ -36,8 +37,9 @@ class OneStageDetector(Detector):
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score."""
-        config = self.detector.bbox_head.test_cfg
-        box, score, label, _ = candidates(self.detector.bbox_head, self.maps(img), img)
+        head = self.detector.bbox_head
+        config = head.test_cfg
+        box, score, label, _ = candidates(head, self.maps(img), img)
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
         return box[kept], score[kept], label[kept].int()
 
@@ -56,11 +58,17 @@ class TwoStageDetector(Detector):
         A detector with masks also returns masks (N, h, w), the probabilities inside each box.
         """
         maps = self.maps(img)
+        rpn_head = self.detector.rpn_head
+        config = rpn_head.test_cfg
+        box, score, _, level = candidates(rpn_head, maps, img)
+        kept = batched_nms(box, score, level, config.nms, config.max_per_img)
+        boxes, scores = self._classified(maps, box[kept], img)
         roi_head = self.detector.roi_head
-        boxes, scores = self._classified(maps, self._proposals(maps, img), img)
-        score, config = scores.flatten(), roi_head.test_cfg
+        config = roi_head.test_cfg
+        score = scores.flatten()
         score = torch.where(score > config.score_thr, score, -1.0)
-        label = torch.arange(scores.shape[1], device=img.device).expand(scores.shape).flatten()
+        labels = torch.arange(scores.shape[1], device=img.device)
+        label = labels.expand(scores.shape).flatten()
         box = boxes.reshape(-1, 4)
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
         box, score, label = box[kept], score[kept], label[kept]
@@ -68,54 +76,59 @@ class TwoStageDetector(Detector):
             return box, score, label.int()
         return box, score, label.int(), self._masks(maps, box, label)
 
-    def _proposals(self, maps: tuple[Tensor, ...], img: Tensor) -> Tensor:
-        config = self.detector.rpn_head.test_cfg
-        box, score, _, level = candidates(self.detector.rpn_head, maps, img)
-        return box[batched_nms(box, score, level, config.nms, config.max_per_img)]
-
     def _classified(self, maps: tuple[Tensor, ...], boxes: Tensor, img: Tensor) -> tuple[Tensor, Tensor]:
         """Return boxes (N, classes, 4) and scores (N, classes) for proposals (N, 4), after all stages of the head."""
-        roi_head = self.detector.roi_head
-        heads = as_stages(roi_head.bbox_head)
+        heads = as_stages(self.detector.roi_head.bbox_head)
+        extractors = as_stages(self.detector.roi_head.bbox_roi_extractor)
         logits = []
-        for stage, (extractor, head) in enumerate(zip(as_stages(roi_head.bbox_roi_extractor), heads, strict=True)):
+        for extractor, head in zip(extractors, heads, strict=True):
             logit, deltas = head(pool_rois(extractor, maps, boxes))
             logits.append(logit)
-            if stage < len(heads) - 1:
+            if head is not heads[-1]:
                 label = logit[:, :-1].argmax(1)
                 refined = head.regress_by_class(boxes, label, deltas, {'img_shape': None})
                 boxes = clip_boxes(refined, head.bbox_coder, img)
-        scores = (sum(logits) / float(len(logits))).softmax(-1)[:, :-1]
+        mean = sum(logits) / float(len(logits))
+        scores = mean.softmax(-1)[:, :-1]
         repeats = 1 if head.reg_class_agnostic else head.num_classes
-        boxes = boxes[:, None].expand(-1, repeats, -1).reshape(-1, 4)
-        boxes = decode_boxes(head.bbox_coder, boxes, deltas.reshape(-1, 4), img).reshape(-1, repeats, 4)
+        boxes = boxes[:, None].expand(-1, repeats, -1)
+        boxes = boxes.reshape(-1, 4)
+        deltas = deltas.reshape(-1, 4)
+        boxes = decode_boxes(head.bbox_coder, boxes, deltas, img)
+        boxes = boxes.reshape(-1, repeats, 4)
         return boxes.expand(-1, head.num_classes, -1), scores
 
     def _masks(self, maps: tuple[Tensor, ...], boxes: Tensor, labels: Tensor) -> Tensor:
-        roi_head = self.detector.roi_head
-        extractors, heads = as_stages(roi_head.mask_roi_extractor), as_stages(roi_head.mask_head)
-        masks = [
-            head(pool_rois(extractor, maps, boxes)).sigmoid() for extractor, head in zip(extractors, heads, strict=True)
-        ]
+        heads = as_stages(self.detector.roi_head.mask_head)
+        extractors = as_stages(self.detector.roi_head.mask_roi_extractor)
+        masks = []
+        for extractor, head in zip(extractors, heads, strict=True):
+            logits = head(pool_rois(extractor, maps, boxes))
+            masks.append(logits.sigmoid())
         mask = torch.stack(masks).mean(0)
         if heads[-1].class_agnostic:
             return mask[:, 0]
-        return mask[torch.arange(labels.shape[0], device=labels.device), labels]
+        rows = torch.arange(labels.shape[0], device=labels.device)
+        return mask[rows, labels]
 
 
 def normalize(img: Tensor, preprocessor: Any, has_other_order: bool) -> Tensor:
     """Normalise an image (B, 3, H, W), BGR from 0 to 255, as the framework's data preprocessor does."""
     if has_other_order:
         img = img[:, [2, 1, 0]]
-    return (img - preprocessor.mean) / preprocessor.std if preprocessor._enable_normalize else img
+    if not preprocessor._enable_normalize:
+        return img
+    return (img - preprocessor.mean) / preprocessor.std
 
 
 def pad_to_multiple(img: Tensor, divisor: int, value: float) -> Tensor:
     """Pad an image (B, C, H, W) at the right and bottom to sides that are multiples of ``divisor``."""
     if divisor == 1:
         return img
-    height, width = ((side + divisor - 1) // divisor * divisor for side in img.shape[2:])
-    return F.pad(img, (0, width - img.shape[3], 0, height - img.shape[2]), value=value)
+    height, width = img.shape[2:]
+    below = (height + divisor - 1) // divisor * divisor - height
+    right = (width + divisor - 1) // divisor * divisor - width
+    return F.pad(img, (0, right, 0, below), value=value)
 
 
 def as_stages(part: nn.Module) -> list[Any]:
@@ -132,21 +145,28 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
     all_logits, all_deltas = head(maps)
     sizes = [logits.shape[2:] for logits in all_logits]
     anchors = head.prior_generator.grid_priors(sizes, img.dtype, img.device)
-    boxes, scores, labels, levels = [], [], [], []
-    for level, (logits, deltas) in enumerate(zip(all_logits, all_deltas, strict=True)):
+    boxes = []
+    scores = []
+    labels = []
+    levels = []
+    for level, logits in enumerate(all_logits):
         score = flatten_map(logits).sigmoid().flatten()
         if 'score_thr' in config:
             score = torch.where(score > config.score_thr, score, -1.0)
         # Smaller maps have fewer boxes than count, so that some with the score -1 are added.
         last = score.shape[0] - 1
-        score, index = torch.cat([score, score.new_full((config.nms_pre,), -1.0)]).topk(config.nms_pre)
+        added = score.new_full((config.nms_pre,), -1.0)
+        score, index = torch.cat([score, added]).topk(config.nms_pre)
         index = index.clamp(max=last)
         row = index // head.num_classes
-        boxes.append(decode_boxes(head.bbox_coder, anchors[level][row], flatten_map(deltas, 4)[row], img))
+        deltas = flatten_map(all_deltas[level], 4)
+        box = decode_boxes(head.bbox_coder, anchors[level][row], deltas[row], img)
+        boxes.append(box)
         scores.append(score)
         labels.append(index % head.num_classes)
         levels.append(torch.full_like(index, level))
-    box, score = torch.cat(boxes), torch.cat(scores)
+    box = torch.cat(boxes)
+    score = torch.cat(scores)
     smallest = config.get('min_bbox_size', -1)
     if smallest >= 0:
         sides = box[:, 2:] - box[:, :2]
@@ -179,9 +199,10 @@ def batched_nms(boxes: Tensor, scores: Tensor, groups: Tensor, config: Any, most
     Like mmcv's ``batched_nms``, it offsets the boxes of each group. The same offsets give the same rounding, and so
     the same boxes.
     """
-    farthest = torch.where((scores >= 0)[:, None], boxes, 0.0).max()
-    moved = boxes + (groups.to(boxes.dtype) * (farthest + 1))[:, None]
-    return nms(moved, scores, config.iou_threshold, most)
+    is_usable = (scores >= 0)[:, None]
+    farthest = torch.where(is_usable, boxes, 0.0).max()
+    offsets = groups.to(boxes.dtype) * (farthest + 1)
+    return nms(boxes + offsets[:, None], scores, config.iou_threshold, most)
 
 
 def pool_rois(extractor: Any, maps: tuple[Tensor, ...], boxes: Tensor) -> Tensor:
@@ -191,15 +212,15 @@ def pool_rois(extractor: Any, maps: tuple[Tensor, ...], boxes: Tensor) -> Tensor
     Empty boxes give zeros, as in mmcv; OpenVINO would return NaN.
     """
     level = extractor.map_roi_levels(F.pad(boxes, (1, 0)), extractor.num_inputs)
-    level = torch.where((boxes[:, 2:] > boxes[:, :2]).all(1), level, -1)
+    has_area = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    level = torch.where(has_area, level, -1)
     elsewhere = boxes.new_tensor([0.0, 0.0, 1.0, 1.0])
     out: Tensor | None = None
     for index, (layer, x) in enumerate(zip(extractor.roi_layers, maps, strict=False)):
         is_here = (level == index)[:, None]
         size = list(layer.output_size)
-        part = roi_align(
-            x, torch.where(is_here, boxes, elsewhere), size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
-        )
+        here = torch.where(is_here, boxes, elsewhere)
+        part = roi_align(x, here, size, layer.spatial_scale, layer.sampling_ratio, layer.aligned)
         part = torch.where(is_here[..., None, None], part, 0.0)
         out = part if out is None else out + part
     assert out is not None

@@ -64,7 +64,11 @@ def _roi_align_fake(
 @custom_op('swin_dense::resize', mutates_args=(), schema='(Tensor x, Tensor size, bool align_corners) -> Tensor')
 def resize(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
     """Resize a map (B, C, H, W) bilinearly to ``size``, (2,) int64, which may be a graph input; zeros keep the size."""
-    height, width = (own if new == 0 else new for own, new in zip(x.shape[2:], size.tolist(), strict=True))
+    height, width = size.tolist()
+    if height == 0:
+        height = x.shape[2]
+    if width == 0:
+        width = x.shape[3]
     return F.interpolate(x, (height, width), mode='bilinear', align_corners=align_corners)
 
 
@@ -81,16 +85,18 @@ def translations() -> dict[Any, Callable[..., Any]]:
     op: Any = opset18
 
     def onnx_nms(boxes: Any, scores: Any, iou_threshold: float, most: int) -> Any:
-        selected = op.NonMaxSuppression(
-            op.Unsqueeze(boxes, [0]), op.Unsqueeze(scores, [0, 1]), [most], [iou_threshold], [LOWEST_SCORE]
-        )
+        boxes = op.Unsqueeze(boxes, [0])
+        scores = op.Unsqueeze(scores, [0, 1])
+        selected = op.NonMaxSuppression(boxes, scores, [most], [iou_threshold], [LOWEST_SCORE])
         return op.Gather(selected, 2, axis=1)  # rows are image, class, box
 
     def onnx_roi_align(x: Any, boxes: Any, size: Any, scale: float, sampling_ratio: int, aligned: bool) -> Any:
+        count = op.Shape(boxes, start=0, end=1)
+        images = op.Expand(op.Constant(value_ints=[0]), count)
         return op.RoiAlign(
             x,
             boxes,
-            op.Expand(op.Constant(value_ints=[0]), op.Shape(boxes, start=0, end=1)),
+            images,
             # 'half_pixel' of ONNX includes the shift by half a pixel.
             coordinate_transformation_mode='half_pixel' if aligned else 'output_half_pixel',
             mode='avg',
@@ -102,11 +108,13 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
     def onnx_resize(x: Any, size: Any, align_corners: bool) -> Any:
         own = op.Shape(x, start=2, end=4)
+        sides = op.Where(op.Equal(size, 0), own, size)
+        shape = op.Concat(op.Shape(x, start=0, end=2), sides, axis=0)
         return op.Resize(
             x,
             None,
             None,
-            op.Concat(op.Shape(x, start=0, end=2), op.Where(op.Equal(size, 0), own, size), axis=0),
+            shape,
             coordinate_transformation_mode='align_corners' if align_corners else 'half_pixel',
             mode='linear',
         )

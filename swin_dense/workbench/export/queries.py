@@ -34,27 +34,36 @@ class QueryDetector(Detector):
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score."""
-        model, head = self.detector, self.detector.bbox_head
+        model = self.detector
+        head = model.bbox_head
         maps = self.maps(img)
         sizes = [(x.shape[2], x.shape[3]) for x in maps]
-        common = {'spatial_shapes': sizes, 'level_start_index': None, 'valid_ratios': img.new_ones(1, len(maps), 2)}
+        no_padding = img.new_ones(1, len(maps), 2)
+        common = {'spatial_shapes': sizes, 'level_start_index': None, 'valid_ratios': no_padding}
         tokens = torch.cat([as_tokens(x) for x in maps], 1)
         places = encoded_levels(model.positional_encoding, maps, model.level_embed)
         memory = model.forward_encoder(tokens, None, places, **common)['memory']
         queries, _ = model.pre_decoder(memory, None, sizes)
-        logits, boxes = last_layer(head, **model.forward_decoder(memory_mask=None, **queries, **common))
-        score, index = logits.sigmoid().flatten().topk(head.test_cfg.get('max_per_img', len(logits)))
+        decoded = model.forward_decoder(memory_mask=None, **queries, **common)
+        logits, boxes = last_layer(head, **decoded)
+        most = head.test_cfg.get('max_per_img', len(logits))
+        score, index = logits.sigmoid().flatten().topk(most)
         centre, sides = boxes[index // head.num_classes].split(2, 1)
         box = torch.cat([centre - 0.5 * sides, centre + 0.5 * sides], 1)
         height, width = img.shape[2:]
         x = (box[:, 0::2] * width).clamp(0, width)
         y = (box[:, 1::2] * height).clamp(0, height)
-        return torch.stack([x, y], 2).flatten(1), score, (index % head.num_classes).int()
+        box = torch.stack([x, y], 2).flatten(1)
+        label = index % head.num_classes
+        return box, score, label.int()
 
     def _proposals(self, memory: Tensor, memory_mask: None, spatial_shapes: Sizes) -> tuple[Tensor, Tensor]:
         """Reimplement ``gen_encoder_output_proposals`` for an image without padding."""
-        places = [centres(height, width) for height, width in spatial_shapes]
-        boxes = [torch.cat([x, torch.full_like(x, 0.05 * 2.0**level)], 1) for level, x in enumerate(places)]
+        boxes = []
+        for level, (height, width) in enumerate(spatial_shapes):
+            places = centres(height, width)
+            sides = torch.full_like(places, 0.05 * 2.0**level)
+            boxes.append(torch.cat([places, sides], 1))
         box = torch.cat(boxes)[None]
         is_valid = ((box > 0.01) & (box < 0.99)).all(-1, keepdim=True)
         box = torch.where(is_valid, torch.log(box / (1 - box)), float('inf'))
@@ -86,15 +95,17 @@ def classes_and_masks(head: Any, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor
     features, memory = head.pixel_decoder(maps, None)
     memory = head.decoder_input_proj(memory)
     query = head.query_embed.weight.expand(memory.shape[0], -1, -1)
-    out = head.transformer_decoder(
+    layers = head.transformer_decoder(
         query=torch.zeros_like(query),
         key=as_tokens(memory),
         value=as_tokens(memory),
         query_pos=query,
         key_pos=as_tokens(head.decoder_pe(None, input=memory)),
         key_padding_mask=None,
-    )[-1]
-    return head.cls_embed(out), torch.einsum('bqc,bchw->bqhw', head.mask_embed(out), features)
+    )
+    out = layers[-1]
+    masks = torch.einsum('bqc,bchw->bqhw', head.mask_embed(out), features)
+    return head.cls_embed(out), masks
 
 
 def last_layer(head: Any, hidden_states: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -105,6 +116,9 @@ def last_layer(head: Any, hidden_states: Tensor, references: Sequence[Tensor]) -
     from mmdet.models.layers import inverse_sigmoid
 
     last = len(hidden_states) - 1
-    hidden, known = hidden_states[last, 0], inverse_sigmoid(references[last][0])
-    boxes = head.reg_branches[last](hidden) + F.pad(known, (0, 4 - known.shape[1]))
-    return head.cls_branches[last](hidden), boxes.sigmoid()
+    hidden = hidden_states[last, 0]
+    known = inverse_sigmoid(references[last][0])
+    known = F.pad(known, (0, 4 - known.shape[1]))
+    boxes = head.reg_branches[last](hidden) + known
+    logits = head.cls_branches[last](hidden)
+    return logits, boxes.sigmoid()

@@ -29,16 +29,20 @@ class Segmentor(nn.Module):
         ``size``, (2,) int64, is that of the output; zeros keep that of ``img``. As in mmseg, logits are resized.
         """
         prepare = self.segmentor.data_preprocessor
+        divisor = (prepare.test_cfg or {}).get('size_divisor', 1)
         x = normalize(img, prepare, prepare.channel_conversion)
-        x = pad_to_multiple(x, (prepare.test_cfg or {}).get('size_divisor', 1), prepare.pad_val)
-        logits = self._logits(self.segmentor.extract_feat(x), x.shape[2:])
+        x = pad_to_multiple(x, divisor, prepare.pad_val)
+        maps = self.segmentor.extract_feat(x)
+        logits = self._logits(maps, x.shape[2:])
         logits = logits[:, :, : img.shape[2], : img.shape[3]]
-        return resize(logits, size, self.segmentor.align_corners).argmax(1).int()
+        logits = resize(logits, size, self.segmentor.align_corners)
+        return logits.argmax(1).int()
 
     def _logits(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
         """Return the logits of the head for its input maps, resized to ``size``, (B, C, *size)."""
         head = self.segmentor.decode_head
-        return F.interpolate(head(maps), tuple(size), mode='bilinear', align_corners=head.align_corners)
+        logits = head(maps)
+        return F.interpolate(logits, tuple(size), mode='bilinear', align_corners=head.align_corners)
 
 
 class MaskSegmentor(Segmentor):
@@ -53,4 +57,5 @@ class MaskSegmentor(Segmentor):
         masks = F.interpolate(masks, tuple(size), mode='bilinear', align_corners=False)
         # The best of several tiny values decides. Sigmoid is accurate to an absolute 5e-8 in ONNX Runtime.
         inside = 1 / (1 + (-masks).exp())
-        return torch.einsum('bqc,bqhw->bchw', classes.softmax(-1)[..., :-1], inside)
+        probabilities = classes.softmax(-1)[..., :-1]
+        return torch.einsum('bqc,bqhw->bchw', probabilities, inside)

@@ -97,7 +97,8 @@ def export_whole(
     packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
     loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
     predictor = Predictor(loaded, str(checkpoint), 'cpu', allow_partial=allow_partial)
-    model, pipeline = predictor.model, test_dataset(loaded).pipeline
+    model = predictor.model
+    pipeline = test_dataset(loaded).pipeline
     reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
     if reasons:
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
@@ -109,14 +110,18 @@ def export_whole(
     graph.eval().requires_grad_(False)
     picture = pictures.read(image or PICTURE)[:, :, ::-1]
     divisor = facts.get('limits', {}).get('divisor', 1)
+    shapes = []
+    for height, width in SIZES:
+        shapes.append((1, 3, -(-height // divisor) * divisor, -(-width // divisor) * divisor))
     comparison = Comparison(
-        [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
+        shapes,
         lambda run, shape: compared(compare, run, pictures.resized(picture, *shape[2:])),
         agreement.LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
         f'the model finds nothing in {image or "the built-in image"}; give image= one with objects of its classes',
     )
-    return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison)
+    write = partial(formats.write_onnx, graph, interface, opset)
+    return write_verified(path, write, comparison)
 
 
 def compared(compare: Compare, run: Run, pixels: np.ndarray) -> tuple[float, int]:
@@ -141,7 +146,8 @@ def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, f
     if isinstance(graph, MaskDetector):
         facts['queries'] = settings_of_queries(detector)
     else:
-        settings = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
+        head = detector.roi_head if hasattr(detector, 'roi_head') else detector.bbox_head
+        settings = head.test_cfg
         facts['score_threshold'] = settings.get('score_thr', 0.0)
         facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
         most = settings.max_per_img
@@ -149,23 +155,32 @@ def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, f
     def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
         outputs = run({'img': _image(pixels)})
         if 'queries' in facts:
-            return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, facts['queries'])
+            sample = agreement.predicted(detector, pixels)
+            return agreement.share_of_other_masks(sample, outputs, facts['queries'])
         ours = agreement.instances_of_file(outputs, pixels.shape[:2], facts['mask_threshold'])
         theirs = agreement.instances_of_framework(detector, pixels)
         return agreement.share_of_unmatched(theirs, ours, facts['score_threshold'], most)
 
     divisor = facts['limits']['divisor']
-    sides = ('height', 'width') if divisor > 1 else ()
-    ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
-    free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
-    interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges, translations)
+    ranges = {}
+    if divisor > 1:
+        for side in ('height', 'width'):
+            ranges[side] = divisor * torch.export.Dim(f'{side}_steps', min=2)
+    free = {2: 'height', 3: 'width'}
+    metadata = {KEY: json.dumps(facts)}
+    interface = formats.Interface((example,), (free,), ('img',), graph.OUTPUTS, metadata, ranges, translations)
     return graph, interface, compare
 
 
 def graph_of(detector: nn.Module) -> Detector:
     """Return the traceable version of a detector that ``gate`` accepts; parts of the detector are replaced."""
-    kinds = {'panoptic_head': MaskDetector, 'num_queries': QueryDetector, 'roi_head': TwoStageDetector}
-    return next((kind for name, kind in kinds.items() if hasattr(detector, name)), OneStageDetector)(detector)
+    if hasattr(detector, 'panoptic_head'):
+        return MaskDetector(detector)
+    if hasattr(detector, 'num_queries'):
+        return QueryDetector(detector)
+    if hasattr(detector, 'roi_head'):
+        return TwoStageDetector(detector)
+    return OneStageDetector(detector)
 
 
 @torch.no_grad()
@@ -176,51 +191,65 @@ def _limits(graph: Detector, example: torch.Tensor) -> dict[str, Any]:
     """
     graph.eval()
     strides = [EXAMPLE[0] // x.shape[2] for x in graph.maps(example)]
-    parts = [part for name, part in graph.detector.named_modules() if name.startswith(('backbone', 'neck'))]
-    doubles = any(isinstance(part, nn.Upsample) for part in parts)
-    queries = graph.detector.num_queries if getattr(graph.detector, 'as_two_stage', False) else 0
-    return {'divisor': max(strides) if doubles else 1, 'queries': queries, 'strides': strides}
+    divisor = 1
+    for name, part in graph.detector.named_modules():
+        if name.startswith(('backbone', 'neck')) and isinstance(part, nn.Upsample):
+            divisor = max(strides)
+    selects_tokens = getattr(graph.detector, 'as_two_stage', False)
+    queries = graph.detector.num_queries if selects_tokens else 0
+    return {'divisor': divisor, 'queries': queries, 'strides': strides}
 
 
 def settings_of_queries(detector: Any) -> dict[str, Any]:
     """Return the settings of ``runtime.queries`` for a MaskFormer or Mask2Former, with mmdet's defaults."""
     head = detector.panoptic_fusion_head
-    settings = {'instance_on': False, 'panoptic_on': True, 'max_per_image': 100, **head.test_cfg}
-    panoptic = {'object_mask_thr': 0.8, 'iou_thr': 0.8, 'filter_low_score': False}
-    return {
+    given = head.test_cfg
+    settings: dict[str, Any] = {
         'divisor': detector.data_preprocessor.pad_size_divisor,
         'things': head.num_things_classes,
-        'instances': settings['max_per_image'] if settings['instance_on'] else None,
-        'panoptic': {key: settings.get(key, panoptic[key]) for key in panoptic} if settings['panoptic_on'] else None,
+        'instances': None,
+        'panoptic': None,
     }
+    if given.get('instance_on', False):
+        settings['instances'] = given.get('max_per_image', 100)
+    if given.get('panoptic_on', True):
+        settings['panoptic'] = {
+            'object_mask_thr': given.get('object_mask_thr', 0.8),
+            'iou_thr': given.get('iou_thr', 0.8),
+            'filter_low_score': given.get('filter_low_score', False),
+        }
+    return settings
 
 
 def planned_segmentor(segmentor: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
     """Return the same for a segmentor."""
 
     def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
+        turned = pixels[::-1, ::-1]
+        (ours,) = run({'img': _image(pixels, turned)})
+        shares = []
+        for own, one in zip(ours, (pixels, turned), strict=True):
+            differs = own != agreement.classes_of_framework(segmentor, one, one.shape[:2])
+            shares.append(differs.mean())
         other = np.array(pixels.shape[:2]) * 3 // 2
-        both = (pixels, pixels[::-1, ::-1])
-        (ours,) = run({'img': _image(*both)})
         (resized,) = run({'img': _image(pixels), 'size': other})
-        theirs = [agreement.classes_of_framework(segmentor, one, one.shape[:2]) for one in both]
-        differ = (
-            ours != np.stack(theirs),
-            resized[0] != agreement.classes_of_framework(segmentor, pixels, other.tolist()),
-        )
-        return max(float(part.mean()) for part in differ), ours.size
+        differs = resized[0] != agreement.classes_of_framework(segmentor, pixels, other.tolist())
+        return float(max(np.mean(shares), differs.mean())), ours.size
 
     facts['task'] = 'segmentation'
-    example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
-    free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
+    images = torch.zeros(2, 3, *EXAMPLE)  # tracing treats a size of 1 as a constant
+    size = torch.zeros(2, dtype=torch.int64)
+    free_sides: dict[int, str] = {0: 'batch', 2: 'height', 3: 'width'}
     # Attention over the tokens of any batch cannot be traced for batches of 1, but the file runs with them.
     ranges = {'batch': torch.export.Dim('batch', min=2)}
     metadata = {KEY: json.dumps(facts)}
-    interface = formats.Interface(example, free, ('img', 'size'), ('labels',), metadata, ranges, translations)
+    names = ('img', 'size')
+    interface = formats.Interface((images, size), (free_sides, {}), names, ('labels',), metadata, ranges, translations)
     kind = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
     return kind(copy.deepcopy(segmentor)), interface, compare
 
 
 def _image(*pictures: np.ndarray) -> np.ndarray:
     """Convert pictures, each (H, W, 3) uint8, BGR, to the input of the file, (B, 3, H, W) float32."""
-    return np.stack(pictures).transpose(0, 3, 1, 2).astype(np.float32)
+    channels_last = np.stack(pictures)
+    return channels_last.transpose(0, 3, 1, 2).astype(np.float32)

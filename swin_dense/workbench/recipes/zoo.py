@@ -96,14 +96,20 @@ def framework_configs(root: Path) -> dict[str, str]:
 
 def published_weights(root: Path, name: str) -> str:
     """Return the address of the published weights of the recipe with a name, '' if there are none."""
-    models = (model for folder in FOLDERS for model in _models(root, folder))
-    return next((model.get('Weights', '') for model in models if Path(model['Config']).stem == name), '')
+    for folder in FOLDERS:
+        for model in _models(root, folder):
+            if Path(model['Config']).stem == name:
+                return model.get('Weights', '')
+    return ''
 
 
 def find_recipe(root: Path, name: str) -> Recipe | None:
     """Return the recipe with a name, or None."""
-    recipes = (recipe for folder in FOLDERS for recipe in read_zoo(root, folder))
-    return next((recipe for recipe in recipes if recipe.config.stem == name), None)
+    for folder in FOLDERS:
+        for recipe in read_zoo(root, folder):
+            if recipe.config.stem == name:
+                return recipe
+    return None
 
 
 def beside_published(recipe: Recipe, measured: dict[str, float], tta: bool = False) -> list[str]:
@@ -152,8 +158,12 @@ def plain(recipes: list[Recipe], weights: bool = False) -> str:
 
 def chosen(recipes: list[Recipe], words: Sequence[str]) -> list[Recipe]:
     """Return the recipes whose name or facts contain all words; the case of letters does not matter."""
-    known = {recipe.config: '; '.join((recipe.config.stem, *_facts(recipe))).lower() for recipe in recipes}
-    return [recipe for recipe in recipes if all(word.lower() in known[recipe.config] for word in words)]
+    found = []
+    for recipe in recipes:
+        text = '; '.join((recipe.config.stem, *_facts(recipe))).lower()
+        if all(word.lower() in text for word in words):
+            found.append(recipe)
+    return found
 
 
 def _facts(recipe: Recipe) -> tuple[str, ...]:

@@ -74,8 +74,13 @@ class ResultFolder:
         self._settings = settings
         self._entries = self._recorded()
         recorded = {entry.image: name for name, entry in self._entries.items()}
-        known = {image: recorded[real] for image in images if (real := real_path(image)) in recorded}
-        names = {image: known.get(image, str(path.with_suffix(''))) for image, path in images.items()}
+        known = {}
+        names = {}
+        for image, path in images.items():
+            real = real_path(image)
+            if real in recorded:
+                known[image] = recorded[real]
+            names[image] = known.get(image, str(path.with_suffix('')))
         while longer := {image: str(images[image]) for image in _clashing(names) if image not in known}:
             if longer.items() <= names.items():
                 break
@@ -85,7 +90,11 @@ class ResultFolder:
                 f'several images would be written to {self.path / names[twice[0]]}: {", ".join(twice)}; write them to '
                 'other folders'
             )
-        return {image: name for image, name in names.items() if not self._is_done(real_path(image), name)}
+        left = {}
+        for image, name in names.items():
+            if not self._is_done(real_path(image), name):
+                left[image] = name
+        return left
 
     def _is_done(self, image: str, name: str) -> bool:
         """Return whether an image needs no prediction; raise FileExistsError if it would replace another file."""
@@ -182,7 +191,12 @@ def _pictures(prediction: Prediction) -> dict[str, np.ndarray]:
     if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
         pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
     if prediction.panoptic is not None:
-        is_segment = np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']])
+        segments = [one['id'] for one in prediction.record['segments']]
+        is_segment = np.isin(prediction.panoptic, segments)
         ids = np.where(is_segment, prediction.panoptic, 0)
-        pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
+        # As in COCO: red + 256 green + 65536 blue.
+        red = ids % 256
+        green = ids // 256 % 256
+        blue = ids // 256**2
+        pictures['panoptic.png'] = np.stack([red, green, blue], 2).astype(np.uint8)
     return pictures

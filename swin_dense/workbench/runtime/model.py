@@ -173,15 +173,19 @@ class Model(ImagePredictor):
             return self._session.run({'img': img})
         if self.is_detector:
             raise ValueError(f'size is an input of segmentors, and this model is a detector; got {size}')
-        return self._session.run({'img': img, 'size': np.array(checks.pair('size', size), np.int64)})
+        sides = np.array(checks.pair('size', size), np.int64)
+        return self._session.run({'img': img, 'size': sides})
 
     def _check(self, img: np.ndarray) -> None:
         if not isinstance(img, np.ndarray) or img.dtype != np.float32:
             raise TypeError(f'img must be an array of float32, got {getattr(img, "dtype", type(img).__name__)}')
-        if img.ndim != 4 or img.shape[1] != 3 or not img.size or (self.is_detector and len(img) != 1):
-            raise ValueError(f'img must have the shape ({1 if self.is_detector else "B"}, 3, H, W), got {img.shape}')
+        is_batch = img.ndim == 4 and img.shape[1] == 3 and img.size > 0
+        if not is_batch or (self.is_detector and len(img) != 1):
+            batch = 1 if self.is_detector else 'B'
+            raise ValueError(f'img must have the shape ({batch}, 3, H, W), got {img.shape}')
         limits = self.facts.get('limits', {})
-        divisor, queries = limits.get('divisor', 1), limits.get('queries', 0)
+        divisor = limits.get('divisor', 1)
+        queries = limits.get('queries', 0)
         height, width = img.shape[2:]
         fixed = self._session.size
         if any(side not in (None, own) for side, own in zip(fixed, (height, width), strict=True)):
@@ -195,7 +199,9 @@ class Model(ImagePredictor):
                 f'height and width of the input must be multiples of {divisor} for this model, got {height}x{width}; '
                 'pad it at the right and at the bottom'
             )
-        tokens = sum(-(-height // stride) * -(-width // stride) for stride in limits.get('strides', []))
+        tokens = 0
+        for stride in limits.get('strides', []):
+            tokens += -(-height // stride) * -(-width // stride)
         if tokens < queries:
             raise ValueError(
                 f'the input {height}x{width} is too small for this model: it selects the best {queries} of the tokens '
@@ -210,7 +216,8 @@ class Model(ImagePredictor):
 
     def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for an image, (H, W, 3) uint8 in RGB, in the size of the image."""
-        clock, size = clock or Clock(), (pixels.shape[0], pixels.shape[1])
+        clock = clock or Clock()
+        size = (pixels.shape[0], pixels.shape[1])
         img, resized = self.prepared(pixels)
         clock.lap('prepare')
         outputs = self.run(img, None if self.is_detector else size)
@@ -219,24 +226,26 @@ class Model(ImagePredictor):
             return Outputs(labels=outputs[0][0])
         if 'queries' in self.facts:
             input_size = (img.shape[2], img.shape[3])
-            return Outputs(None, *queries.predicted(outputs, input_size, size, self.facts['queries'], self._score))
+            found, panoptic = queries.predicted(outputs, input_size, size, self.facts['queries'], self._score)
+            return Outputs(None, found, panoptic)
         boxes, scores, labels, *probabilities = outputs
         kept = scores >= self._score
-        boxes = boxes[kept] / np.array([resized[1] / size[1], resized[0] / size[0]] * 2, np.float32)
-        threshold = self.facts['mask_threshold']
+        x_factor = resized[1] / size[1]
+        y_factor = resized[0] / size[0]
+        boxes = boxes[kept] / np.array([x_factor, y_factor, x_factor, y_factor], np.float32)
         full_masks = []
-        for part in probabilities:  # none, or one
-            full_masks = [
-                masks.pasted(mask, box, threshold, *size) for mask, box in zip(part[kept], boxes, strict=True)
-            ]
+        if probabilities:
+            threshold = self.facts['mask_threshold']
+            for mask, box in zip(probabilities[0][kept], boxes, strict=True):
+                full_masks.append(masks.pasted(mask, box, threshold, *size))
         return Outputs(instances=Instances(boxes, scores[kept], labels[kept], full_masks))
 
 
 def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = [
-        {'class': classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
-        for box, score, label in zip(found.boxes, found.scores, found.labels, strict=True)
-    ]
+    listed: list[dict[str, Any]] = []
+    for box, score, label in zip(found.boxes, found.scores, found.labels, strict=True):
+        name = classes[label]
+        listed.append({'class': name, 'label': int(label), 'score': float(score), 'box': box.tolist()})
     for instance, mask in zip(listed, found.masks, strict=False):  # there may be no masks
         instance['mask'] = masks.run_lengths(mask)
     return listed
@@ -245,7 +254,9 @@ def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
 def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
     """Return the classes of a map in a record, from the number of pixels of each; others are pixels without data."""
     counts = counts[: len(classes)]
-    return [
-        {'class': classes[label], 'label': int(label), 'share': float(counts[label] / counts.sum())}
-        for label in np.flatnonzero(counts)
-    ]
+    total = counts.sum()
+    found = []
+    for label in np.flatnonzero(counts):
+        share = float(counts[label] / total)
+        found.append({'class': classes[label], 'label': int(label), 'share': share})
+    return found

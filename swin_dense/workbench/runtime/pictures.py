@@ -52,15 +52,22 @@ def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tup
     """
     if resize is None:
         return height, width
-    scale = resize['scale'] or _scaled(height, width, *resize['scale_factor'])[::-1]
+    scale = resize['scale']
+    if not scale:
+        scaled_height, scaled_width = _scaled(height, width, *resize['scale_factor'])
+        scale = (scaled_width, scaled_height)
     if not resize['keep_ratio']:
         return scale[1], scale[0]
-    factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
+    of_long_side = max(scale) / max(height, width)
+    of_short_side = min(scale) / min(height, width)
+    factor = min(of_long_side, of_short_side)
     return _scaled(height, width, factor, factor)
 
 
 def _scaled(height: int, width: int, x_factor: float, y_factor: float) -> tuple[int, int]:
-    return max(int(height * y_factor + 0.5), 1), max(int(width * x_factor + 0.5), 1)
+    height = int(height * y_factor + 0.5)
+    width = int(width * x_factor + 0.5)
+    return max(height, 1), max(width, 1)
 
 
 def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, tuple[int, int]]:
@@ -69,16 +76,24 @@ def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, 
     The image is (H, W, 3) uint8, RGB; ``facts`` has ``resize``, ``pad`` and ``to_float32`` of the test pipeline.
     """
     size = size_in_model(pixels.shape[0], pixels.shape[1], facts['resize'])
-    bgr = pixels[:, :, ::-1].astype(np.float32 if facts.get('to_float32') else np.uint8)
+    kind = np.float32 if facts.get('to_float32') else np.uint8
+    bgr = pixels[:, :, ::-1].astype(kind)
     bgr = resized(bgr, *size)
-    if pad := facts.get('pad'):
-        divisor = pad['size_divisor']
-        full = pad['size'][::-1] if pad['size'] else [-(-side // divisor) * divisor for side in size]
-        height, width = max(full[0], size[0]), max(full[1], size[1])
+    pad = facts.get('pad')
+    if pad:
+        height, width = size
+        if pad['size']:
+            height = max(height, pad['size'][1])
+            width = max(width, pad['size'][0])
+        else:
+            divisor = pad['size_divisor']
+            height = -(-height // divisor) * divisor
+            width = -(-width // divisor) * divisor
         canvas = np.full((height, width, 3), pad['value'], bgr.dtype)
         canvas[: size[0], : size[1]] = bgr
         bgr = canvas
-    return bgr[None].transpose(0, 3, 1, 2).astype(np.float32), size
+    channels_first = bgr[None].transpose(0, 3, 1, 2)
+    return channels_first.astype(np.float32), size
 
 
 def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -31,21 +31,25 @@ def predicted(
     size of the image, and ``settings`` are ``queries`` in the metadata.
     """
     classes, masks = outputs
+    divisor = settings['divisor']
     weights = []
     # As in mmdet: to the padded input of the model, cropped, and to the image.
     for small, side, full in zip(masks.shape[1:], size, target, strict=True):
-        padded = -(-side // settings['divisor']) * settings['divisor']
-        weights.append(_bilinear(side, full) @ _bilinear(small, padded)[:side])
+        padded = -(-side // divisor) * divisor
+        to_input = _bilinear(small, padded)[:side]
+        weights.append(_bilinear(side, full) @ to_input)
     rows, columns = weights
 
     def enlarged(query: int) -> np.ndarray:
         return rows @ masks[query] @ columns.T
 
-    things, most, panoptic = settings['things'], settings['instances'], settings['panoptic']
-    return (
-        None if most is None else instances(classes, enlarged, things, most, score),
-        None if panoptic is None else segments(classes, enlarged, target, things, panoptic),
-    )
+    things = settings['things']
+    found = panoptic = None
+    if settings['instances'] is not None:
+        found = instances(classes, enlarged, things, settings['instances'], score)
+    if settings['panoptic'] is not None:
+        panoptic = segments(classes, enlarged, target, things, settings['panoptic'])
+    return found, panoptic
 
 
 def instances(
@@ -65,18 +69,22 @@ def instances(
     for query in np.unique(queries[usable]):
         logits = enlarged(query)
         mask = logits > 0
-        quality = _sigmoid(logits[mask]).sum() / np.float32(mask.sum() + 1e-6)
+        inside = _sigmoid(logits[mask])
+        quality = inside.sum() / np.float32(mask.sum() + 1e-6)
         box = box_around(mask)
         for label in labels[usable & (queries == query)]:
             total = probabilities[query, label] * quality
             if total >= score:
                 found.append((box, total, int(label), mask))
     found.sort(key=lambda instance: -instance[1])
+    boxes = [box for box, _, _, _ in found]
+    scores = [total for _, total, _, _ in found]
+    labels_found = [label for _, _, label, _ in found]
     return Instances(
-        np.array([one[0] for one in found], np.float32).reshape(-1, 4),
-        np.array([one[1] for one in found], np.float32),
-        np.array([one[2] for one in found], np.int32),
-        [one[3] for one in found],
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.array(scores, np.float32),
+        np.array(labels_found, np.int32),
+        [mask for _, _, _, mask in found],
     )
 
 
@@ -93,17 +101,23 @@ def segments(
     :func:`instances`; ``settings`` are ``object_mask_thr``, ``iou_thr`` and ``filter_low_score`` of ``test_cfg``.
     """
     nothing = classes.shape[1] - 1
-    labels, scores = classes.argmax(1), classes.max(1)
-    kept = np.flatnonzero((labels != nothing) & (scores > settings['object_mask_thr']))
-    winner, highest = np.zeros(shape, np.int64), np.full(shape, -1, np.float32)
-    is_likely, areas = np.zeros(shape, bool), []
+    labels = classes.argmax(1)
+    scores = classes.max(1)
+    is_kept = (labels != nothing) & (scores > settings['object_mask_thr'])
+    kept = np.flatnonzero(is_kept)
+    winner = np.zeros(shape, np.int64)
+    highest = np.full(shape, -1, np.float32)
+    is_likely = np.zeros(shape, bool)
+    areas = []
     for index, query in enumerate(kept):
         inside = _sigmoid(enlarged(query))
-        areas.append((inside >= 0.5).sum())
-        wins = scores[query] * inside > highest
+        is_inside = inside >= 0.5
+        areas.append(is_inside.sum())
+        weighted = scores[query] * inside
+        wins = weighted > highest
         winner[wins] = index
-        highest[wins] = scores[query] * inside[wins]
-        is_likely[wins] = inside[wins] >= 0.5
+        highest[wins] = weighted[wins]
+        is_likely[wins] = is_inside[wins]
     out = np.full(shape, nothing, np.int32)
     number = 1
     for index, query in enumerate(kept):
@@ -111,38 +125,42 @@ def segments(
         area = mask.sum()
         if not area or not areas[index] or area / areas[index] < settings['iou_thr']:
             continue
+        if settings['filter_low_score']:
+            mask &= is_likely
         is_thing = labels[query] < things
-        out[mask & is_likely if settings['filter_low_score'] else mask] = labels[query] + is_thing * number * OFFSET
+        out[mask] = labels[query] + is_thing * number * OFFSET
         number += is_thing
     return out
 
 
 def described(panoptic: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
     """Return ``id``, class, label and share of pixels of each segment in a map of :func:`segments`."""
-    found = [int(number) for number in np.unique(panoptic) if number % OFFSET < len(classes)]
-    return [
-        {
-            'id': number,
-            'class': classes[number % OFFSET],
-            'label': number % OFFSET,
-            'share': float((panoptic == number).mean()),
-        }
-        for number in found
-    ]
+    found = []
+    for number in np.unique(panoptic).tolist():
+        label = number % OFFSET
+        if label < len(classes):
+            share = float((panoptic == number).mean())
+            found.append({'id': number, 'class': classes[label], 'label': label, 'share': share})
+    return found
 
 
 def _bilinear(inputs: int, outputs: int) -> np.ndarray:
     """Return the weights of the inputs along one axis for each output, (outputs, inputs), as in torch."""
-    position = (np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * np.float32(inputs / outputs)
-    return interpolation((position - np.float32(0.5)).clip(0, inputs - 1), inputs)
+    half = np.float32(0.5)
+    centres = np.arange(outputs, dtype=np.float32) + half
+    position = centres * np.float32(inputs / outputs) - half
+    return interpolation(position.clip(0, inputs - 1), inputs)
 
 
 def box_around(mask: np.ndarray) -> np.ndarray:
     """Return the box x1, y1, x2, y2 around a mask (H, W), zeros if it is empty."""
-    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+    columns = np.flatnonzero(mask.any(0))
+    rows = np.flatnonzero(mask.any(1))
     if not len(rows):
         return np.zeros(4, np.float32)
-    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
+    right = columns[-1] + 1
+    bottom = rows[-1] + 1
+    return np.array([columns[0], rows[0], right, bottom], np.float32)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
