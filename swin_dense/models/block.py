@@ -1,8 +1,8 @@
-"""The Swin block, with optional activation checkpointing."""
+"""A stage and its blocks, with optional activation checkpointing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swin_dense.models.attention import ShiftedWindowAttention
-from swin_dense.models.layers import FFN, DropPath, build_norm
+from swin_dense.models.layers import FFN, DropPath, PatchMerging, build_norm
 from swin_dense.ops import context
+
+
+class SwinStage(nn.Module):
+    """The blocks at one resolution, and the patch merging to the next: (B, H, W, C) to the maps before and after it."""
+
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for block in self.blocks:
+            x = block(x)
+        return x, x if self.downsample is None else self.downsample(x)
 
 
 class SwinBlock(nn.Module):

@@ -1,4 +1,4 @@
-"""The Swin backbone and its stages.
+"""The Swin backbone.
 
 Tokens are (B, H, W, C) from the patch embedding on, and are permuted to (B, C, H, W) at the outputs only.
 Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows, ICCV 2021.
@@ -18,7 +18,7 @@ from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.models import options
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
-from swin_dense.models.block import SwinBlock
+from swin_dense.models.block import SwinBlock, SwinStage
 from swin_dense.models.layer_ids import UNDECAYED, layer_of
 from swin_dense.models.layers import (
     FFN,
@@ -33,20 +33,6 @@ from swin_dense.ops.layout import resize_position, to_maps
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat, memory
 from swin_dense.utils.names import unwrapped
-
-
-class SwinStage(nn.Module):
-    """The blocks at one resolution, and the patch merging to the next: (B, H, W, C) to the maps before and after it."""
-
-    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        self.downsample = downsample
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        for block in self.blocks:
-            x = block(x)
-        return x, x if self.downsample is None else self.downsample(x)
 
 
 class SwinBackbone(nn.Module):

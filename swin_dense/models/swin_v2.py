@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.models.attention import WindowAttention
-from swin_dense.models.block import SwinBlock, run
+from swin_dense.models.block import SwinBlock, SwinStage, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.options import OptionsOfBoth
-from swin_dense.models.swin import SwinBackbone, SwinStage
+from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops import layout
 from swin_dense.ops.windows import Pair, log_spaced_offsets
 from swin_dense.utils import checks

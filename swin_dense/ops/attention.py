@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.ops import context, gathered, reference
+from swin_dense.ops import context, reference, sdpa
 from swin_dense.ops.windows import WindowSpec
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
@@ -59,15 +59,15 @@ def window_attention(
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
     if backend == 'reference' or needs_reference or sees_weights:
-        return reference.window_attention(x, project, table, spec, attn_drop)
+        return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):
-        out = _attention_by_kernel(x, project, table, spec, attn_drop, backend)
+        out = _attend_by_kernel(x, project, table, spec, attn_drop, backend)
         if out is not None:
             return out
-    return gathered.window_attention(x, project, table, spec, attn_drop)
+    return sdpa.attend_by_torch(x, project, table, spec, attn_drop)
 
 
-def _attention_by_kernel(
+def _attend_by_kernel(
     x: Tensor,
     project: reference.Projection,
     table: Tensor | None,
@@ -81,7 +81,7 @@ def _attention_by_kernel(
 
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if backend == 'triton':
-        return attention.window_attention(x, project, table, spec, dropout)
-    if choice.is_kernel(x, table, spec, dropout):
-        return attention.attend(x, project, table, spec)
-    return None
+        attention.check_supported(x, spec, dropout)
+    elif not choice.is_kernel(x, table, spec, dropout):
+        return None
+    return attention.attend_by_kernel(x, project, table, spec)

@@ -27,14 +27,14 @@ def is_exporting() -> bool:
     return torch.jit.is_tracing() or compat.is_exporting()
 
 
-def is_recording() -> bool:
+def is_tracing() -> bool:
     """Return whether torch.compile or an exporter is recording a graph, which must be valid for other sizes."""
     return compat.is_compiling() or torch.jit.is_tracing()
 
 
 def needs_reference(x: Tensor) -> bool:
     """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
-    if is_recording():
+    if is_tracing():
         return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU.
     has_mode = x.is_cpu and _get_current_dispatch_mode() is not None
@@ -43,7 +43,7 @@ def needs_reference(x: Tensor) -> bool:
 
 def is_observed(x: Tensor) -> bool:
     """Return whether operations on ``x`` must run one by one: something records, transforms or counts them."""
-    if is_recording() or compat.is_exporting():
+    if is_tracing() or compat.is_exporting():
         return True
     is_in_mode = _get_current_dispatch_mode() is not None or forward_ad._current_level >= 0
     return type(x) is not Tensor or is_transformed() or is_in_mode

@@ -23,7 +23,7 @@ def pad_to_multiple(x: Tensor, unit: Pair, axis: int = 1) -> Tensor:
     bottom = rows * unit[0] - height
     right = columns * unit[1] - width
     # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
-    if not context.is_recording() and bottom == right == 0:
+    if not context.is_tracing() and bottom == right == 0:
         return x
     channels = (0, 0) * (2 - axis)
     return F.pad(x, (*channels, 0, right, 0, bottom))

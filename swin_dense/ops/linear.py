@@ -61,8 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN computes the same as ``F.linear`` in this context, and faster."""
-    is_recording = context.is_recording()
-    if is_recording:
+    is_tracing = context.is_tracing()
+    if is_tracing:
         if context.is_exporting() or context.is_transformed():
             return False
     elif x.numel() * len(weight) < LEAST_WORK:  # while compiling, each answer would give a graph of its own
@@ -81,7 +81,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
     # torch.compile cannot trace the rest.
-    return is_recording or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x))
+    return is_tracing or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x))
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

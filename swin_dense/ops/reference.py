@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from swin_dense.ops import layout
 from swin_dense.ops.windows import (
-    REGION_PENALTY,
     Grid,
     WindowSpec,
     region_ids,
+    region_masks,
     relative_position_bias,
     slots_of_tokens,
     tokens_of_slots,
@@ -26,7 +26,7 @@ from swin_dense.ops.windows import (
 Projection = Callable[[Tensor], Tensor]
 
 
-def window_attention(
+def attend_by_plain_operations(
     x_BHWC: Tensor,
     project: Projection,
     table_PA: Tensor | None,
@@ -34,15 +34,16 @@ def window_attention(
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
-    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     _, height, width, _ = x_BHWC.shape
     grid = Grid((height, width), spec.window, spec.shift)
-    qkv_BNTC = project(partition(x_BHWC, grid))
+    x_BNTC = partition(x_BHWC, grid)
+    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
+    masks_N1TT = region_masks(region_ids(grid, x_BHWC.device)) if any(spec.shift) else None
+    qkv_BNTC = project(x_BNTC)
     _, num_windows, num_tokens, channels = qkv_BNTC.shape
     # Heads may have been pruned. The batch is -1 in every reshape: a file for one size then computes no shapes.
     qkv_MT3AD = qkv_BNTC.reshape(-1, num_tokens, 3, spec.num_heads, channels // 3 // spec.num_heads)
-    regions_NT = region_ids(grid, x_BHWC.device) if any(spec.shift) else None
-    out_MATD = attend(qkv_MT3AD, bias_ATT, regions_NT, spec.scale, attn_drop)
+    out_MATD = attend(qkv_MT3AD, bias_ATT, masks_N1TT, spec.scale, attn_drop)
     out_BNTC = out_MATD.transpose(1, 2).reshape(-1, num_windows, num_tokens, channels // 3)
     return merge(out_BNTC, grid)
 
@@ -50,7 +51,7 @@ def window_attention(
 def attend(
     qkv_MT3AD: Tensor,
     bias_ATT: Tensor | None,
-    regions_NT: Tensor | None,
+    masks_N1TT: Tensor | None,
     scale: float,
     drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
@@ -59,7 +60,7 @@ def attend(
     Args:
         qkv_MT3AD: queries, keys and values, image by image.
         bias_ATT: position bias or None.
-        regions_NT: only tokens of the same region attend to each other; None for one region.
+        masks_N1TT: the mask of each window of an image, or None.
         scale: factor on the query-key product.
         drop: maps the attention weights, (M, A, T, T).
 
@@ -71,10 +72,8 @@ def attend(
     scores_MATT = scores_MATT.to(torch.promote_types(scores_MATT.dtype, torch.float32))
     if bias_ATT is not None:
         scores_MATT = scores_MATT + bias_ATT
-    if regions_NT is not None:
-        is_apart_N1TT = regions_NT[:, None, :, None] != regions_NT[:, None, None, :]
-        scores_BNATT = scores_MATT.unflatten(0, (-1, regions_NT.shape[0]))
-        scores_BNATT = scores_BNATT + REGION_PENALTY * is_apart_N1TT
+    if masks_N1TT is not None:
+        scores_BNATT = scores_MATT.unflatten(0, (-1, masks_N1TT.shape[0])) + masks_N1TT
         scores_MATT = scores_BNATT.flatten(0, 1)
     weights_MATT = drop(scores_MATT.softmax(-1).to(v_MATD.dtype))
     return weights_MATT @ v_MATD

@@ -100,16 +100,6 @@ def _outer_sum(y: Tensor, x: Tensor) -> Tensor:
     return grid.flatten(2).flatten(0, 1)
 
 
-def split_edge(num_windows: int, shift: int) -> list[int]:
-    """Return how many windows along one axis have tokens from one edge of the map, and then how many from both.
-
-    Only the last row (or column) of windows has tokens from both edges.
-    """
-    if shift == 0 or num_windows == 1:
-        return [num_windows]
-    return [num_windows - 1, 1]
-
-
 def region_ids(grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return the region of each slot; slots of one window in the same region were neighbours before the roll.
 
@@ -123,6 +113,58 @@ def region_ids(grid: Grid, device: torch.device | None = None) -> Tensor:
     is_moved_row = rows < grid.shift[0]
     is_moved_column = columns < grid.shift[1]
     return _outer_sum(2 * is_moved_row.long(), is_moved_column.long())
+
+
+def region_masks(regions_NT: Tensor) -> Tensor:
+    """Return what is added to the scores of windows, (N, 1, T, T): a penalty for tokens of different regions."""
+    return REGION_PENALTY * (regions_NT[:, None, :, None] != regions_NT[:, None, None])
+
+
+class Plan(NamedTuple):
+    """Where the tokens of a map are in its windows, which are ordered by their mask.
+
+    Only the windows at the edges of a shifted map have a mask. The windows of an image with the same mask follow each
+    other, so that they are a view.
+
+    Attributes:
+        grid: the map and its windows.
+        token_of_slot: (S,), as its raster index in the padded map.
+        slot_of_token: (H * W,).
+        groups: number of slots of each group of windows with the same mask.
+        masks: (groups, 1, T, T) that are added to the scores.
+        regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
+    """
+
+    grid: Grid
+    token_of_slot: Tensor
+    slot_of_token: Tensor
+    groups: list[int]
+    masks: Tensor
+    regions: Tensor
+
+
+def plan_windows(grid: Grid, device: torch.device) -> Plan:
+    """Return the plan for the maps of a grid."""
+    (height, width), window, shift = grid
+    rows, columns = window_grid(height, width, window)
+    num_tokens = math.prod(window)
+    groups = [num_tokens]
+    for windows, is_shifted in ((rows, shift[0] > 0), (columns, shift[1] > 0)):
+        # Only the last row, or column, of windows has tokens from both edges of a shifted map.
+        parts = [windows - 1, 1] if is_shifted and windows != 1 else [windows]
+        groups = [group * part for group in groups for part in parts]
+    regions_NT = region_ids(grid, device)
+    # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
+    order = regions_NT.amax(1).argsort(stable=True)
+    regions_NT = regions_NT[order]
+    regions_GT = torch.stack([slots[:num_tokens] for slots in regions_NT.flatten().split(groups)])
+    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
+    slot_of_token = torch.empty_like(token_of_slot)
+    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
+    # Not a slice of the padded map: torch.compile would compile again where a map needs no padding.
+    slots_of_rows = slot_of_token.unflatten(0, (-1, columns * window[1]))[torch.arange(height, device=device)]
+    slot_of_token = slots_of_rows[:, torch.arange(width, device=device)].flatten()
+    return Plan(grid, token_of_slot.int(), slot_of_token.int(), groups, region_masks(regions_GT), regions_NT)
 
 
 def central_offsets(table_PA: Tensor, window: Pair, smaller: Pair) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone, ops
 from swin_dense.models import attention as module_of_attention
-from swin_dense.ops import context, gathered, reference
+from swin_dense.ops import context, sdpa
 from swin_dense.ops.triton import attention, choice, gpu, trials
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat
@@ -61,12 +61,13 @@ def stand_in(monkeypatch, _supported):
 
 def kernel_forward(qkv, table, heads, window, shift, scale, size):
     spec = WindowSpec(heads, window, shift, scale)
-    out = reference.window_attention(
+    out = ops.window_attention(
         qkv.float(),
         lambda x: x,
         table.float(),
         spec,
         nn.Identity(),
+        'reference',
     )
     return out[:, : size[0], : size[1]].to(qkv.dtype), None
 
@@ -383,14 +384,14 @@ def test_a_trial_is_not_affected_by_its_surroundings():
         ('auto', True, 'kernel'),
         ('auto', False, 'sdpa'),
         ('sdpa', True, 'sdpa'),
-        ('triton', False, 'checked kernel'),
+        ('triton', False, 'kernel'),
     ],
 )
 def test_a_map_on_a_gpu_goes_where_the_trial_says(monkeypatch, backend, is_kernel, expected):
     monkeypatch.setattr(choice, 'is_kernel', lambda *inputs: is_kernel)
-    monkeypatch.setattr(attention, 'attend', lambda *inputs: 'kernel')
-    monkeypatch.setattr(attention, 'window_attention', lambda *inputs: 'checked kernel')
-    monkeypatch.setattr(gathered, 'window_attention', lambda *inputs: 'sdpa')
+    monkeypatch.setattr(attention, 'unsupported_reason', lambda *inputs: None)
+    monkeypatch.setattr(attention, 'attend_by_kernel', lambda *inputs: 'kernel')
+    monkeypatch.setattr(sdpa, 'attend_by_torch', lambda *inputs: 'sdpa')
     monkeypatch.setattr(context, 'needs_reference', lambda x: False)
     x = MAP.as_subclass(OnGpu)
     assert ops.window_attention(x, nn.Identity(), None, SPEC, nn.Dropout(0.0), backend) == expected

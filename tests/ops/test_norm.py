@@ -312,7 +312,7 @@ def test_where_the_kernel_has_no_place(monkeypatch, called):
     with pytest.raises(RuntimeError):
         LayerNorm(8)(on_gpu(4, 7))
     torch.func.vmap(LayerNorm(8))(x)
-    monkeypatch.setattr(context, 'is_recording', lambda: True)
+    monkeypatch.setattr(context, 'is_tracing', lambda: True)
     LayerNorm(8)(x)
     assert not called
 

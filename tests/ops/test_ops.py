@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from swin_dense.ops import context, gathered, window_attention
+from swin_dense.ops import context, sdpa, window_attention
 from swin_dense.ops.windows import WindowSpec, relative_position_bias
 from tests import textbook
 from tests.conftest import FLOAT16
@@ -142,12 +142,12 @@ def test_more_windows_than_a_kernel_takes(monkeypatch):
         sizes.append(len(q))
         return original(q, *args, **options)
 
-    assert gathered.MAX_WINDOWS < 2**16
-    monkeypatch.setattr(gathered, 'MAX_WINDOWS', 5)
+    assert sdpa.MAX_WINDOWS < 2**16
+    monkeypatch.setattr(sdpa, 'MAX_WINDOWS', 5)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
     q, k, v = torch.randn(3, 12, 2, 16, 4)
     mask = torch.randn(1, 2, 16, 16)
-    ours = gathered._attend_to_parts(q, k, v, mask, dropout_p=0.0, scale=0.5)
+    ours = sdpa._attend_to_parts(q, k, v, mask, dropout_p=0.0, scale=0.5)
     assert sizes == [5, 5, 2]
     torch.testing.assert_close(ours, original(q, k, v, mask, scale=0.5))
 
@@ -178,12 +178,12 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
     called = []
 
     def record(name):
-        original = getattr(gathered, name)
-        monkeypatch.setattr(gathered, name, lambda *args: called.append(name) or original(*args))
+        original = getattr(sdpa, name)
+        monkeypatch.setattr(sdpa, name, lambda *args: called.append(name) or original(*args))
 
     record('_attend_by_groups')
     record('_attend_by_products')
-    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', is_amd)
+    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', is_amd)
     inputs, spec = make_inputs(PADDED, dtype)
     inputs.table.requires_grad_(trains_bias)
     attend(inputs, spec, 'sdpa')
@@ -191,9 +191,9 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
 
 
 def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
-    stored = mock.Mock(wraps=gathered._stored)
-    monkeypatch.setattr(gathered, '_stored', stored)
-    monkeypatch.setattr(context, 'is_recording', lambda: True)
+    stored = mock.Mock(wraps=sdpa._stored)
+    monkeypatch.setattr(sdpa, '_stored', stored)
+    monkeypatch.setattr(context, 'is_tracing', lambda: True)
     inputs, spec = make_inputs(PADDED)
     torch.testing.assert_close(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'))
     assert stored.call_count == 2  # the position bias and the regions
@@ -215,7 +215,7 @@ def test_a_single_gradient(backend, wanted):
 @pytest.mark.parametrize('is_amd', [False, True])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
 def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(monkeypatch, dtype, is_amd):
-    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', is_amd)
+    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', is_amd)
     inputs, spec = make_inputs(Case((20, 23), (7, 7), (3, 3), batch=2), dtype)
     exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in inputs))
     found = run(inputs, spec, 'sdpa')
@@ -230,7 +230,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases = [make_inputs(Case(size, (4, 4), (2, 2)), torch.float32) for size in sizes]
     expected = [attend(*case, 'textbook').detach() for case in cases]
-    gathered._plans.clear()
+    sdpa._plans.clear()
 
     @torch.no_grad()
     def count_wrong(start):
@@ -253,7 +253,7 @@ def test_inference_mode_first_and_training_later(backend):
             (2, 2),
         )
     )
-    gathered._plans.clear()
+    sdpa._plans.clear()
     with torch.inference_mode():
         attend(inputs, spec, backend)
     run(inputs, spec, backend)
@@ -266,7 +266,7 @@ def assert_dropout_keeps_the_mean(outs, expected, rounding=0.0):
 
 
 def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
-    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', True)
+    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', True)
     inputs, spec = make_inputs(SMALL, torch.bfloat16)
     expected = attend(inputs, spec, 'textbook').detach().float()
     dropout = nn.Dropout(0.3)

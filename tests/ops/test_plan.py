@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_dense.ops import gathered
-from swin_dense.ops.gathered import cached_plan, gpu_plan, plan_windows
-from swin_dense.ops.windows import Grid
+from swin_dense.ops import sdpa
+from swin_dense.ops.sdpa import cached_plan, gpu_plan
+from swin_dense.ops.windows import Grid, Plan, plan_windows
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
@@ -52,9 +52,8 @@ def test_plans_equal_rolling_and_partitioning(grid):
     assert plan.token_of_slot.dtype == plan.slot_of_token.dtype == torch.int32
     tokens = raster[:height, :width].flatten()
     assert torch.equal(plan.token_of_slot[plan.slot_of_token], tokens.int())
-    windows = plan.token_of_slot.view(-1, window[0] * window[1])
-    for group, mask in zip(windows.split(plan.groups), plan.masks, strict=True):
-        for tokens in group.tolist():
+    for group, mask in zip(plan.token_of_slot.split(plan.groups), plan.masks, strict=True):
+        for tokens in group.view(-1, window[0] * window[1]).tolist():
             assert torch.equal(mask[0], expected.pop(tuple(tokens)))
     assert not expected
     assert len(plan.groups) <= 4  # of the middle, the last row, the last column and the last corner
@@ -62,8 +61,8 @@ def test_plans_equal_rolling_and_partitioning(grid):
 
 @pytest.fixture(autouse=True)
 def _no_plans(monkeypatch):
-    monkeypatch.setattr(gathered, '_plans', {})
-    monkeypatch.setattr(gathered, '_captured_plans', {})
+    monkeypatch.setattr(sdpa, '_plans', {})
+    monkeypatch.setattr(sdpa, '_captured_plans', {})
     monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
 
@@ -72,16 +71,20 @@ def grid_of(columns):
     return Grid((14, columns), (7, 7), (3, 3))
 
 
+def bytes_of(plan: Plan):
+    return sum(table.nbytes for table in (plan.token_of_slot, plan.slot_of_token, plan.masks, plan.regions))
+
+
 def total_bytes():
-    return sum(plan.nbytes() for plan in gathered._plans.values())
+    return sum(bytes_of(plan) for plan in sdpa._plans.values())
 
 
 @pytest.fixture
 def room_for_four(monkeypatch):
     """Let the cache have room for three plans and another one, and return how many bytes these are at most."""
-    limit = sum(plan_windows(grid_of(columns), CPU).nbytes() for columns in (21, 22, 23))
-    monkeypatch.setattr(gathered, 'MAX_PLAN_BYTES', limit)
-    return limit + plan_windows(grid_of(59), CPU).nbytes()
+    limit = sum(bytes_of(plan_windows(grid_of(columns), CPU)) for columns in (21, 22, 23))
+    monkeypatch.setattr(sdpa, 'MAX_PLAN_BYTES', limit)
+    return limit + bytes_of(plan_windows(grid_of(59), CPU))
 
 
 def test_plans_are_cached_within_a_limit_of_bytes(room_for_four):
@@ -98,8 +101,8 @@ def test_plans_are_cached_within_a_limit_of_bytes(room_for_four):
 def test_many_small_sizes_are_all_kept():
     """Twenty sizes of images have 160 plans, and take turns where their order is random."""
     sizes = [grid_of(columns) for columns in range(1, 161)]
-    plans = [cached_plan(grid, CPU) for grid in sizes]
-    assert all(cached_plan(grid, CPU) is plan for grid, plan in zip(sizes, plans, strict=True))
+    first = [cached_plan(grid, CPU) for grid in sizes]
+    assert all(cached_plan(grid, CPU) is plan for grid, plan in zip(sizes, first, strict=True))
 
 
 def test_threads_keep_the_limit(monkeypatch, room_for_four):
@@ -110,7 +113,7 @@ def test_threads_keep_the_limit(monkeypatch, room_for_four):
         barrier.wait()
         return plan_windows(*place)
 
-    monkeypatch.setattr(gathered, 'plan_windows', plan_at_once)
+    monkeypatch.setattr(sdpa, 'plan_windows', plan_at_once)
 
     def run(thread):
         for step in range(12):
@@ -121,7 +124,7 @@ def test_threads_keep_the_limit(monkeypatch, room_for_four):
         thread.start()
     for thread in threads:
         thread.join()
-    monkeypatch.setattr(gathered, 'plan_windows', plan_windows)
+    monkeypatch.setattr(sdpa, 'plan_windows', plan_windows)
     gpu_plan(GRID, CPU)
     assert total_bytes() <= room_for_four
 
@@ -166,11 +169,11 @@ def test_a_plan_does_not_depend_on_where_it_was_made(context, find_plan):
 def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
     """Windows of 7 x 7 have 49 tokens, and rows of 56 numbers."""
     masks = torch.randn(4, 3, 49, 49)
-    aligned = gathered._with_aligned_rows(masks)
+    aligned = sdpa._with_aligned_rows(masks)
     assert torch.equal(aligned, masks)
     assert aligned.stride() == (3 * 49 * 56, 49 * 56, 56, 1)
     eights = torch.zeros(1, 3, 64, 64)
-    assert gathered._with_aligned_rows(eights) is eights
+    assert sdpa._with_aligned_rows(eights) is eights
 
 
 @pytest.mark.usefixtures('room_for_four')
@@ -199,5 +202,5 @@ def test_a_plan_made_during_a_capture_is_not_cached(capture):
     capture(True)
     first, second = (gpu_plan(GRID, CPU) for _ in range(2))
     assert first is not second
-    assert not gathered._plans
-    assert not gathered._captured_plans
+    assert not sdpa._plans
+    assert not sdpa._captured_plans

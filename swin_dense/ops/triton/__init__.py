@@ -1,1 +1,1 @@
-"""Triton kernels for NVIDIA GPUs: window attention and LayerNorm."""
+"""Triton kernels for NVIDIA GPUs: window attention and LayerNorm, their launches, and the trials that admit them."""

@@ -58,31 +58,20 @@ def unsupported_reason(
     return None
 
 
-def window_attention(
-    x: Tensor,
-    project: Projection,
-    table: Tensor | None,
-    spec: WindowSpec,
-    dropout: float = 0.0,
-) -> Tensor:
-    """See :func:`swin_dense.ops.window_attention`.
-
-    Raises:
-        RuntimeError: the kernel cannot run here.
-    """
+def check_supported(x: Tensor, spec: WindowSpec, dropout: float) -> None:
+    """Raise RuntimeError if the kernel cannot run on a map, (B, H, W, C)."""
     reason = unsupported_reason(x, spec, dropout)
     if reason is not None:
         raise RuntimeError(f'attn_backend="triton" cannot run here: {reason}; use attn_backend="auto"')
-    return attend(x, project, table, spec)
 
 
-def attend(
+def attend_by_kernel(
     x: Tensor,
     project: Projection,
     table: Tensor | None,
     spec: WindowSpec,
 ) -> Tensor:
-    """Do the same without dropout, where it is known that the kernel can run."""
+    """See :func:`swin_dense.ops.window_attention`; without dropout, and where the kernel can run."""
     qkv = project(layout.pad_to_multiple(x, spec.window))
     shape = (offsets(spec.window), spec.num_heads)
     if table is None:

@@ -1,18 +1,16 @@
-"""Window attention through torch's scaled_dot_product_attention, on any device.
+"""The backend 'sdpa': windows by one gather, attention by torch's or plain operations, and the map by a second gather.
 
-One gather rolls the padded map and cuts it into windows, and a second one undoes both and crops the map. Each is the
-gradient of the other, whereas autograd would add the gradients one by one to zeros. Windows are ordered by their mask,
-which only those at the edges of a shifted map have, so that those of an image with the same mask are a view. Images
-stay the first axis, as hooks on the projection expect. On a CPU, a position bias that trains needs products in its
-place.
+The first gather rolls the padded map and cuts it into windows, the second undoes both and crops the map. Each is the
+gradient of the other, whereas autograd would add the gradients one by one to zeros. Images stay the first axis, as
+hooks on the projection expect. torch's scaled_dot_product_attention runs once for each group of windows with the same
+mask. Where it takes longer on a CPU, as for a position bias that trains, two products and a softmax take its place.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +18,7 @@ from torch import Tensor, nn
 
 from swin_dense.ops import context, layout, reference
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
-from swin_dense.ops.windows import (
-    REGION_PENALTY,
-    Grid,
-    WindowSpec,
-    region_ids,
-    relative_position_bias,
-    split_edge,
-    tokens_of_slots,
-    window_grid,
-)
+from swin_dense.ops.windows import Grid, Plan, WindowSpec, plan_windows, region_masks, relative_position_bias
 from swin_dense.utils import compat
 
 # An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
@@ -45,52 +34,6 @@ MAX_WINDOWS = 65_535
 # In numbers. On a GPU, torch's attention copies a mask whose rows do not begin at multiples of it, at every call.
 ROW_ALIGNMENT = 8
 
-
-class Plan(NamedTuple):
-    """Where the tokens of a map are in its windows, which are ordered by their mask.
-
-    Attributes:
-        grid: the map and its windows.
-        token_of_slot: (N * T,), as its raster index in the padded map.
-        slot_of_token: (H * W,).
-        groups: number of windows of each group with the same mask.
-        masks: (groups, 1, T, T) that are added to the scores.
-        regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
-    """
-
-    grid: Grid
-    token_of_slot: Tensor
-    slot_of_token: Tensor
-    groups: list[int]
-    masks: Tensor
-    regions: Tensor
-
-    def nbytes(self) -> int:
-        """Return the size of the tensors in bytes."""
-        return sum([part.nbytes for part in self if isinstance(part, Tensor)])
-
-
-def plan_windows(grid: Grid, device: torch.device) -> Plan:
-    """Return the plan for the maps of a grid."""
-    rows, columns = window_grid(*grid.size, grid.window)
-    regions_NT = region_ids(grid, device)
-    # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
-    order = regions_NT.amax(1).argsort(stable=True)
-    regions_NT = regions_NT[order]
-    sizes = [row * column for row in split_edge(rows, grid.shift[0]) for column in split_edge(columns, grid.shift[1])]
-    regions_GT = torch.stack([regions_NT[first] for first in accumulate([0, *sizes[:-1]])])
-    masks = REGION_PENALTY * (regions_GT[:, None, :, None] != regions_GT[:, None, None])
-    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
-    slot_of_token = torch.empty_like(token_of_slot)
-    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
-    height, width = grid.size
-    # Not a slice of the padded map: torch.compile would compile again where a map needs no padding.
-    first_of_row = torch.arange(height, device=device) * columns * grid.window[1]
-    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
-    slot_of_token = slot_of_token[raster_HW.flatten()]
-    return Plan(grid, token_of_slot.int(), slot_of_token.int(), sizes, masks, regions_NT)
-
-
 # Their tensors must not be modified.
 _plans: dict[tuple[Grid, torch.device, int], Plan] = {}
 # A CUDA graph reads the memory of the plans with which it was captured whenever it is replayed.
@@ -98,11 +41,12 @@ _captured_plans: dict[tuple[Grid, torch.device], Plan] = {}
 
 
 def cached_plan(grid: Grid, device: torch.device, stream: int = 0) -> Plan:
-    """Return the plan for the maps of a grid, which is made once for each stream of a GPU."""
+    """Return the plan for the maps of a grid, which is made once for each stream of a GPU and kept within a limit."""
     key = grid, device, stream
     plan = _plans.get(key)
     if plan is None:
-        if sum([other.nbytes() for other in list(_plans.values())]) > MAX_PLAN_BYTES:
+        kept = [part.nbytes for other in list(_plans.values()) for part in other if isinstance(part, Tensor)]
+        if sum(kept) > MAX_PLAN_BYTES:
             _plans.clear()
         with torch.inference_mode(False):  # an inference tensor could not be used in training later
             plan = _plans[key] = plan_windows(grid, device)
@@ -123,7 +67,7 @@ def gpu_plan(grid: Grid, device: torch.device) -> Plan:
     return plan_windows(grid, device)  # its tensors have values when the graph is replayed, which computes them anew
 
 
-def window_attention(
+def attend_by_torch(
     x_BHWC: Tensor,
     project: reference.Projection,
     table_PA: Tensor | None,
@@ -131,13 +75,13 @@ def window_attention(
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
-    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
     find_plan: Callable[..., Plan] = gpu_plan if x_BHWC.is_cuda else cached_plan
-    if context.is_recording():
+    if context.is_tracing():
         find_plan = plan_windows
     _, height, width, _ = x_BHWC.shape
     plan = find_plan(Grid((height, width), spec.window, spec.shift), x_BHWC.device)
+    bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     qkv = project(_Move.apply(x_BHWC, plan, True))
     qkv_BS3AD = qkv.unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
@@ -162,14 +106,13 @@ def _attend_by_groups(
     if bias_ATT is not None:
         masks = masks + bias_ATT if any(spec.shift) else bias_ATT[None]
     masks = masks.to(qkv_BS3AD.dtype)
-    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    attend: Any = F.scaled_dot_product_attention
     if not masks.is_cpu:
         attend = _attend_to_parts
         masks = _with_aligned_rows(masks)
     tokens = math.prod(spec.window)
-    slots = [windows * tokens for windows in plan.groups]
     outs = []
-    for group, mask in zip(qkv_BS3AD.split(slots, 1), masks, strict=True):
+    for group, mask in zip(qkv_BS3AD.split(plan.groups, 1), masks, strict=True):
         # torch.compile would make a graph of its own where a group is one window, if windows were an axis.
         qkv_MT3AD = group.flatten(0, 1).unflatten(0, (-1, tokens))
         q, k, v = (part.transpose(1, 2) for part in qkv_MT3AD.unbind(2))
@@ -207,17 +150,15 @@ def _attend_by_products(
     attn_drop: nn.Module,
 ) -> Tensor:
     """Do the same by two products of all windows at once, and a softmax between them."""
-    regions_NT = plan.regions if any(spec.shift) else None
-    if context.is_recording():
-        bias_ATT = _stored_or_none(bias_ATT)
-        regions_NT = _stored_or_none(regions_NT)
+    is_tracing = context.is_tracing()
+    if is_tracing and bias_ATT is not None:
+        bias_ATT = _stored(bias_ATT)
+    masks_N1TT = None
+    if any(spec.shift):
+        masks_N1TT = region_masks(_stored(plan.regions) if is_tracing else plan.regions)
     qkv_MT3AD = qkv_BS3AD.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
-    out_MATD = reference.attend(qkv_MT3AD, bias_ATT, regions_NT, spec.scale, attn_drop)
+    out_MATD = reference.attend(qkv_MT3AD, bias_ATT, masks_N1TT, spec.scale, attn_drop)
     return out_MATD.transpose(1, 2).flatten(0, 1).unflatten(0, qkv_BS3AD.shape[:2])
-
-
-def _stored_or_none(x: Tensor | None) -> Tensor | None:
-    return None if x is None else _stored(x)
 
 
 class _Move(torch.autograd.Function):
@@ -237,7 +178,5 @@ class _Move(torch.autograd.Function):
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
         padded = layout.pad_to_multiple(x, plan.grid.window)
-        tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
-        return tokens.index_select(1, plan.token_of_slot)
-    tokens = x.index_select(1, plan.slot_of_token)
-    return tokens.reshape(-1, *plan.grid.size, x.shape[2])
+        return padded.flatten(1, 2).index_select(1, plan.token_of_slot)
+    return x.index_select(1, plan.slot_of_token).unflatten(1, plan.grid.size)
