@@ -176,7 +176,10 @@ class _Move(torch.autograd.Function):
 
 
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
+    # Not flatten and unflatten, which batched gradients do not support.
     if into_windows:
         padded = layout.pad_to_multiple(x, plan.grid.window)
-        return padded.flatten(1, 2).index_select(1, plan.token_of_slot)
-    return x.index_select(1, plan.slot_of_token).unflatten(1, plan.grid.size)
+        tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
+        return tokens.index_select(1, plan.token_of_slot)
+    tokens = x.index_select(1, plan.slot_of_token)
+    return tokens.reshape(-1, *plan.grid.size, x.shape[2])
