@@ -1,4 +1,4 @@
-"""Window attention and its implementations."""
+"""Window attention, its implementations and their geometry; linear layers and norms for one kind of device each."""
 
 from swin_dense.ops.attention import BACKENDS, window_attention
 
