@@ -381,3 +381,30 @@ def test_the_command(tmp_path, capsys):
     assert 'exists already; force=True replaces it' in capsys.readouterr().err
     assert main(['export', '--out', str(tmp_path / 'x.txt')]) == 2
     assert '.onnx' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@needs('onnxscript')
+@needs_onnx
+@pytest.mark.parametrize(
+    'free',
+    [
+        {'dynamic_shapes': [{0: torch.export.Dim('batch', min=1, max=128)}]},
+        {'dynamic_axes': {'input': {0: 'batch'}}},
+    ],
+    ids=['dynamic_shapes', 'dynamic_axes'],
+)
+def test_torchs_own_exporter_with_a_free_batch(tmp_path, free):
+    """Users call ``torch.onnx.export`` themselves; a batch that the tracing fixes fails in ONNX Runtime only."""
+    import onnxruntime
+
+    model = randomize(SwinBackbone(**TINY)).eval()
+    file = str(tmp_path / 'swin.onnx')
+    torch.onnx.export(model, (torch.randn(4, 3, 40, 56),), file, input_names=['input'], dynamo=True, **free)
+    session = onnxruntime.InferenceSession(file)
+    for batch in (1, 3, 8):
+        image = torch.randn(batch, 3, 40, 56)
+        with torch.no_grad():
+            expected = model(image)
+        for found, one in zip(session.run(None, {'input': image.numpy()}), expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(found), one, rtol=1e-4, atol=1e-4)

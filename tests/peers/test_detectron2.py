@@ -1,14 +1,18 @@
 """SwinDense in detectron2, whose Python code runs uncompiled from a clone on PYTHONPATH."""
 
+import pickle
+
+import numpy as np
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import CheckpointError, SwinBackbone, export_state_dict
 from tests.conftest import TINY, equal_weights, randomize
 
 from .detection import HEIGHT, WIDTH
 
 pytest.importorskip('detectron2', reason='put a clone of github.com/facebookresearch/detectron2 on PYTHONPATH')
+from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import LazyCall, get_cfg, instantiate
 from detectron2.modeling import build_backbone
 from detectron2.modeling.backbone.fpn import FPN, LastLevelMaxPool
@@ -70,6 +74,27 @@ def test_an_unknown_key_is_named_and_a_prefix_chooses_a_backbone(tmp_path):
     torch.save(both.state_dict(), tmp_path / 'both.pth')
     chosen = f'APE: False, CHECKPOINT: {tmp_path}/both.pth, PREFIX: teacher'
     assert equal_weights(build_backbone(configured(tmp_path, YAML.replace('APE: True', chosen))), teacher)
+
+
+def test_a_file_of_a_backbone_that_detectron2_would_match_by_the_ends_of_names(tmp_path):
+    """Mask2Former's script writes such files; detectron2 gives its last norm to another layer, with a warning."""
+    source = randomize(SwinBackbone('t', **TINY))
+    weights = {
+        name: weight.numpy()
+        for name, weight in export_state_dict(source, 'official').items()
+        if not name.startswith('norm')
+    }
+    weights |= {'norm.weight': np.ones(128, np.float32), 'norm.bias': np.ones(128, np.float32)}
+    file = {'model': weights, '__author__': 'third_party', 'matching_heuristics': True}
+    (tmp_path / 'swin.pkl').write_bytes(pickle.dumps(file))
+    text = YAML.replace('APE: True', 'APE: False')
+    chosen = f'APE: False, CHECKPOINT: {tmp_path}/swin.pkl'
+    loaded = dict(build_backbone(configured(tmp_path, YAML.replace('APE: True', chosen))).named_parameters())
+    for name, weight in source.named_parameters():
+        assert name.startswith('norm') or torch.equal(loaded[name], weight)
+    model = torch.nn.ModuleDict({'backbone': build_backbone(configured(tmp_path, text))})
+    with pytest.raises(CheckpointError, match='no parameters of a Swin Transformer were found'):
+        DetectionCheckpointer(model).load(str(tmp_path / 'swin.pkl'))
 
 
 def test_a_lazy_config():

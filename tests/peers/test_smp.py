@@ -57,6 +57,18 @@ def test_sizes_that_are_not_multiples_of_32():
         build('FPN').eval()(torch.rand(1, 3, 80, 112))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('decoder', ['DeepLabV3', 'DeepLabV3Plus', 'PAN'])
+@pytest.mark.parametrize('depth', [4, 5])
+def test_an_output_stride_and_a_depth_as_for_a_resnet(decoder, depth):
+    """timm's Swin raises TypeError for output_stride."""
+    options = {'encoder_output_stride': 16, 'encoder_depth': depth, 'in_channels': 1}
+    with pytest.raises(TypeError, match='output_stride'):
+        getattr(smp, decoder)('tu-swin_tiny_patch4_window7_224', encoder_weights=None, img_size=128, **options)
+    model = build(decoder, **options).eval()
+    assert model(torch.rand(2, 1, 128, 128)).shape == (2, 2, 128, 128)
+
+
 def test_preprocessing():
     """As in smp's tutorials; Swins are trained with the mean and standard deviation of ImageNet."""
     expected = smp.encoders.get_preprocessing_params('tu-swin_tiny_patch4_window7_224')

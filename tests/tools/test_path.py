@@ -12,6 +12,7 @@ import pytest
 import skimage.data
 from PIL import Image, ImageDraw
 
+from swin_dense.commands._main import main
 from tests.conftest import ROOT, needs
 from tests.processes import completed
 
@@ -130,6 +131,39 @@ def test_a_file_of_pascal_voc_becomes_one_of_coco(tmp_path, monkeypatch):
     for name, own in boxes.items():
         for label, box in enumerate(own):
             np.testing.assert_allclose(found[name, CLASSES[label]], box, atol=1)
+
+
+@needs('supervision')
+def test_labels_of_yolo_become_a_file_of_coco(tmp_path, monkeypatch):
+    """The page's lines with from_yolo: a file per image of classes from 0 and boxes as shares; one has no object."""
+    boxes = make_photographs(tmp_path / 'images')
+    boxes['1.jpg'] = []
+    (tmp_path / 'labels').mkdir()
+    for name, own in boxes.items():
+        shares = [
+            (label, (x + width / 2) / WIDTH, (y + height / 2) / HEIGHT, width / WIDTH, height / HEIGHT)
+            for label, (x, y, width, height) in enumerate(own)
+        ]
+        text = ''.join(f'{" ".join(map(str, line))}\n' for line in shares)
+        (tmp_path / 'labels' / name.replace('.jpg', '.txt')).write_text(text)
+    (tmp_path / 'data.yaml').write_text(f'names: [{", ".join(CLASSES)}]\n')
+    import supervision
+
+    monkeypatch.chdir(tmp_path)
+    read = supervision.DetectionDataset.from_yolo('images', 'labels', 'data.yaml')
+    read.as_coco(annotations_path='annotations.json')
+    written = json.loads((tmp_path / 'annotations.json').read_text())
+    files = {one['id']: one['file_name'] for one in written['images']}
+    names = {one['id']: one['name'] for one in written['categories']}
+    found = {(files[one['image_id']], names[one['category_id']]): one['bbox'] for one in written['annotations']}
+    assert len(files) == IMAGES
+    assert len(found) == 2 * (IMAGES - 1)
+    for name, own in boxes.items():
+        for label, box in enumerate(own):
+            np.testing.assert_allclose(found[name, CLASSES[label]], box, atol=1)
+    recipe = 'faster-rcnn_swin-t-p4-w7_fpn_small_coco'
+    words = ['--data-root', '.', '--val-share', '0.2', '--classes', 'annotations.json']
+    assert main(['config', recipe, '--out', 'mine.py', *words]) == 0
 
 
 @pytest.mark.slow
