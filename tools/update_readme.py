@@ -18,6 +18,8 @@ from alone import OURS_EAGER  # noqa: E402
 from bench_host import PROCESSORS, kind_of  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 
+from swin_dense.workbench.recipes.zoo import FOLDERS, read_zoo  # noqa: E402
+
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
@@ -184,6 +186,43 @@ def _words(row: dict[str, Any], longest: int = 1000) -> str:
     return f'`{gave}`'
 
 
+def models_table(report: dict[str, Any], *sessions: dict[str, Any]) -> str:
+    """Return the table of models: accuracy as its authors published it, counted cost, and times of one image.
+
+    Args:
+        report: that of benchmarks/models.py.
+        sessions: those of :func:`gpu_models_table`.
+    """
+    return _table(MODEL_TITLES, _model_rows(report, sessions))
+
+
+def chinese_models_table(report: dict[str, Any], *sessions: dict[str, Any]) -> str:
+    """Return the same table with Chinese titles."""
+    return _table(CHINESE_MODEL_TITLES, _model_rows(report, sessions))
+
+
+def _model_rows(report: dict[str, Any], sessions: Sequence[dict[str, Any]]) -> list[list[str]]:
+    on_gpu = [row for row in _gpu_rows(sessions, 'sizes', is_training=False) if row['model'] == 'auto']
+    one_image = [row for row in on_gpu if (row['batch'], row['size']) == (1, report['size'])]
+    gpu_times = {'swin_t': _span(one_image, 'wall_ms')}  # the only model of these sessions
+    zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
+    rows = []
+    for name, (top_1, *recipe_names) in MODELS.items():
+        accuracies = []
+        for recipe_name in recipe_names:
+            if recipe_name is None:
+                accuracies.append('')
+                continue
+            folder, recipe = zoo[recipe_name]
+            metrics = [recipe.metrics[metric] for metric in ('box AP', 'mask AP', 'mIoU') if metric in recipe.metrics]
+            head = recipe.model['In Collection']
+            accuracies.append(f'{" / ".join(map(str, metrics))}, [{head}](configs/{folder}/README.md)')
+        row = report['rows'][name]
+        costs = [f'{row["parameters"] / 1e6:.0f} M', f'{row["flops"] / 1e9:.0f} G', f'{row["ms"]:,.0f}']
+        rows.append([f'`{name}`', str(top_1), *accuracies, *costs, gpu_times.get(name, '')])
+    return rows
+
+
 def gpu_attention_table(report: dict[str, Any]) -> str:
     """Return a table of h200_attention.json: the kernel and torch's attention, in bfloat16 and float32."""
     key = ('height', 'width', 'channels', 'window', 'dtype')
@@ -346,6 +385,51 @@ def _case(report: dict[str, Any]) -> str:
     return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
 
 
+# Top-1 accuracy on ImageNet-1K from the authors' list (MODELHUB.md of github.com/microsoft/Swin-Transformer), at
+# 224 pixels (V2: 256); T, S and V2's T, S and B trained on ImageNet-1K, the others on ImageNet-22K first. Then recipes
+# for COCO and ADE20K; None where no recipe has a published figure.
+_CASCADE = 'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'
+MODELS: dict[str, tuple[float, str | None, str | None]] = {
+    'swin_t': (
+        81.2,
+        'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco',
+        'swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
+    ),
+    'swin_s': (
+        83.2,
+        'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco',
+        'swin-small-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
+    ),
+    'swin_b': (85.2, _CASCADE, 'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640'),
+    'swin_l': (
+        86.3,
+        'dino-5scale_swin-l_8xb2-36e_coco',
+        'swin-large-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640',
+    ),
+    'swinv2_t': (82.8, None, 'swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512'),
+    'swinv2_s': (84.1, None, None),
+    'swinv2_b': (84.6, None, None),
+    'swinv2_l': (86.9, None, None),
+}
+MODEL_TITLES = (
+    'model',
+    'ImageNet-1K top-1',
+    'COCO, box / mask AP',
+    'ADE20K, mIoU',
+    'parameters',
+    'FLOPs',
+    'CPU, ms',
+    'GPU, ms',
+)
+CHINESE_MODEL_TITLES = (
+    '模型',
+    'ImageNet-1K top-1',
+    'COCO，box / mask AP',
+    'ADE20K，mIoU',
+    '参数量',
+    'FLOPs',
+    'CPU，ms',
+)
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 GPU_PEERS = ('timm', 'torchvision', 'mmdet')
 GPU_MODELS = {
@@ -412,6 +496,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed': (ALONE_REPORTS, speed_table),
     'speed in a line': ([*GPU_REPORTS, *ALONE_REPORTS], speed_line),
     'speed in a Chinese line': ([*GPU_REPORTS, *ALONE_REPORTS], chinese_speed_line),
+    'models': (['zen5_models.json', *GPU_REPORTS], models_table),
+    'models in Chinese': (['zen5_models.json', *GPU_REPORTS], chinese_models_table),
     'speed forms': (FORM_REPORTS, forms_table),
     'gpu models': (GPU_REPORTS, gpu_models_table),
     'gpu inference': (GPU_REPORTS, gpu_inference_table),

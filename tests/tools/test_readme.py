@@ -15,7 +15,8 @@ from update_readme import PAGES, TABLES, with_tables
 
 README = (ROOT / 'README.md').read_text()
 CHINESE = (ROOT / 'README_zh-CN.md').read_text().replace('<!-- speed in a Chinese line -->', '<!-- speed in a line -->')
-CHINESE = CHINESE.replace('<!-- originals in Chinese -->', '<!-- originals -->')
+for table in ('originals', 'models'):
+    CHINESE = CHINESE.replace(f'<!-- {table} in Chinese -->', f'<!-- {table} -->')
 
 
 def test_tables_equal_the_raw_results():
