@@ -283,7 +283,9 @@ def test_contradictory_options_are_refused_by_the_name_that_was_given():
 @pytest.mark.parametrize('name', ['SwinDense', 'SwinDenseV2'])
 def test_the_scope_of_another_framework_before_the_name(scope, other, name):
     registry = pytest.importorskip(f'{scope}.registry')
-    assert type(registry.MODELS.build({'type': f'{other}.{name}', **TINY})).__name__ == name
+    mmengine = pytest.importorskip('mmengine.registry')
+    with mmengine.DefaultScope.overwrite_default_scope(scope):
+        assert type(registry.MODELS.build({'type': f'{other}.{name}', **TINY})).__name__ == name
 
 
 @pytest.mark.parametrize('scope', ['mmpretrain', 'mmcls'])

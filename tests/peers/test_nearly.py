@@ -1,10 +1,13 @@
 """Networks of other libraries that are nearly a Swin, and states of one that are not its weights, are named."""
 
 import pytest
-import timm
 import torch
 
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
+
+from .peer import needed
+
+timm = needed('timm')
 
 SIZE = {'embed_dim': 16, 'depths': (1, 1, 1, 1), 'num_heads': (1, 2, 2, 4)}
 OURS = {'embed_dims': 16, 'depths': (1, 1, 1, 1), 'num_heads': (1, 2, 2, 4)}

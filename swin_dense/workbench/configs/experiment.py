@@ -35,7 +35,7 @@ class Experiment:
     def read(self) -> None:
         """Read the config, again after its entries were replaced."""
         config = self.config
-        for key in ('model', *(f'{split}_dataloader' for split in SPLITS)):
+        for key in ('model', 'train_cfg', *(f'{split}_dataloader' for split in SPLITS)):
             part = config.get(key)
             if not isinstance(part, dict) and (part is not None or key == 'model'):
                 raise ValueError(f'{key} must be a dict, got {part!r}')

@@ -91,6 +91,7 @@ def test_a_written_config_can_be_rewritten(fruit, tmp_path):
         ('model = dict()', '', "must have default_scope = 'mmdet' or 'mmseg', got None"),
         ("default_scope = 'mmseg'", '', 'model must be a dict, got None'),
         (f'{EMPTY}\ntrain_dataloader = 3', '', 'train_dataloader must be a dict'),
+        (f'{EMPTY}\ntrain_cfg = 3', '', 'train_cfg must be a dict, got 3'),
         (
             f'{EMPTY}\nval_dataloader = dict(dataset=dict(data_root=1))',
             '',
