@@ -45,7 +45,10 @@ def needed_packages(model: Any) -> dict[str, str]:
     if not model.get('language_model'):
         return {}
     encoder = model.get('encoder') or {}
-    return {'transformers': 'the text encoder', **({'fairscale': 'the encoder'} if encoder.get('num_cp') else {})}
+    needed = {'transformers': 'the text encoder'}
+    if encoder.get('num_cp'):
+        needed['fairscale'] = 'the encoder'
+    return needed
 
 
 def published_shape(config: Any) -> tuple[int, int]:

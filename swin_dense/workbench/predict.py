@@ -57,11 +57,13 @@ class Predictor(ImagePredictor):
         self._to_float32 = first.pop('to_float32', False)
         self._loader = TRANSFORMS.build(first)
         # New images have no annotations; to load those of panoptic models needs panopticapi, which is not on PyPI.
-        self._pipeline = Compose([step for step in steps if 'Annotation' not in str(step['type'])])
+        without_annotations = [step for step in steps if 'Annotation' not in str(step['type'])]
+        self._pipeline = Compose(without_annotations)
         model, meta = build_whole(config, checkpoint, allow_partial)
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
         # Older versions of the frameworks saved CLASSES and PALETTE in `meta` itself.
-        saved = {key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()}
+        saved_meta = meta.get('dataset_meta') or meta
+        saved = {key.lower(): value for key, value in saved_meta.items()}
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
         # mmengine's method also reads names from a file, if `metainfo` contains its path.
@@ -104,7 +106,9 @@ class Predictor(ImagePredictor):
         found = sample.pred_instances
         found = found[found.scores >= self._score].cpu().numpy()
         masks = list(found.masks) if 'masks' in found else []
-        boxes = found.bboxes if 'bboxes' in found else np.zeros((len(masks), 4), np.float32)
+        boxes = np.zeros((len(masks), 4), np.float32)
+        if 'bboxes' in found:
+            boxes = found.bboxes
         if masks and not boxes.any():  # such as SOLO, which predicts only masks
             boxes = np.stack([queries.box_around(mask) for mask in masks])
         return Outputs(None, Instances(boxes, found.scores, found.labels, masks), panoptic)

@@ -52,7 +52,9 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
     this is a warning, and they keep the values of the constructor, which are random.
     """
     weights = content.get('state_dict', content)
-    state = OrderedDict((str(name).removeprefix('module.'), tensor) for name, tensor in weights.items())
+    state: OrderedDict[str, Any] = OrderedDict()
+    for name, tensor in weights.items():
+        state[str(name).removeprefix('module.')] = tensor
     # The versions of modules, by which those of the frameworks know former names of parameters.
     state._metadata = getattr(weights, '_metadata', None)  # type: ignore[attr-defined]
     keys: list[list[str]] = []
@@ -77,16 +79,16 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
         _logger.warning('%s: not in the model, ignored: %s', described, listed(unexpected))
     if not missing and not misfits:
         return
-    lacks = _lacks(f'{described} does not fill the {type(model).__name__} of the config', missing, misfits, len(own))
+    parts = []
+    if missing:
+        parts.append(f'{len(missing)} are missing ({listed(missing)})')
+    if misfits:
+        parts.append(f'{len(misfits)} are of another shape ({listed(misfits)})')
+    kind = type(model).__name__
+    lacks = f'{described} does not fill the {kind} of the config: of {len(own)} parameters {" and ".join(parts)}'
     if not allow_partial:
         raise CheckpointError(
             f'{lacks}, which would be random. Give a checkpoint of this model, or the config that it was trained with; '
             'allow_partial=True accepts random values'
         )
     _logger.warning('%s, which are random', lacks)
-
-
-def _lacks(start: str, missing: list[str], misfits: list[str], total: int) -> str:
-    kinds = {'missing': missing, 'of another shape': misfits}
-    parts = [f'{len(names)} are {kind} ({listed(names)})' for kind, names in kinds.items() if names]
-    return f'{start}: of {total} parameters {" and ".join(parts)}'

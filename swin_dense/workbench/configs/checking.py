@@ -15,12 +15,12 @@ from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.coco import look_at_annotations
-from swin_dense.workbench.configs.experiment import DataSet, Experiment
+from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.masks import look_at_masks
-from swin_dense.workbench.configs.prediction import check_prediction
 from swin_dense.workbench.configs.xml import look_at_xml
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
+_PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
 
 
 def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool = False) -> list[str]:
@@ -112,3 +112,51 @@ def _expected(part: Any, channels: list[int]) -> Any:
             f'in_index={selected} of {part.get("type")} selects maps that the backbone does not return; it returns '
             f'{len(channels)}, those of model.backbone.out_indices'
         ) from None
+
+
+def check_prediction(experiment: Experiment) -> None:
+    """Raise ValueError for a segmentor that cannot predict in windows as ``model.test_cfg`` says."""
+    model = experiment.model.get('module') or experiment.model  # that of test-time augmentation
+    windows = model.get('test_cfg') or {}
+    if experiment.scope != 'mmseg' or windows.get('mode') != 'slide':
+        return
+    crop: Any = windows.get('crop_size')
+    stride: Any = windows.get('stride')
+    are_pairs = _is_pair(crop) and _is_pair(stride)
+    fits = are_pairs and 0 < stride[0] <= crop[0] and 0 < stride[1] <= crop[1]
+    if not fits:
+        raise ValueError(
+            "model.test_cfg.mode='slide' needs the height and width of its windows and the steps between them, which "
+            f'may not be larger; got crop_size={crop} and stride={stride}: give, for example, --set '
+            'model.test_cfg.crop_size=512,512 model.test_cfg.stride=341,341'
+        )
+    heads = [part.get('type') for part in dicts(model.get('decode_head'))]
+    if 'Mask2FormerHead' in heads:
+        _check_padding(experiment, model)
+
+
+def _check_padding(experiment: Experiment, model: Any) -> None:
+    """Raise ValueError if images are padded, as Mask2FormerHead resizes the masks of a window to the padded image."""
+    padding = (model.get('data_preprocessor') or {}).get('test_cfg')
+    steps = []
+    for data in experiment.of(('val', 'test')):
+        for index, step in enumerate(data.pipeline):
+            if step.get('type') in _PADDING:
+                steps.append(f'{data.address}.pipeline.{index} ({step["type"]})')
+    cures = []
+    if padding:
+        cures.append(
+            f'add --set model.data_preprocessor.test_cfg=None, which is {dict(padding)} (a SwinDense takes images of '
+            'any size)'
+        )
+    if steps:
+        cures.append(f'remove {", ".join(steps)} from the config')
+    if cures:
+        raise ValueError(
+            "model.test_cfg.mode='slide' does not work with mmseg's Mask2FormerHead if images are padded, because it "
+            f'gives the masks of each window the size of the whole image; {"; ".join(cures)}'
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, int) for one in value)

@@ -68,7 +68,8 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
     if not annotations and not is_evaluated:
         raise ValueError(f'{name} has no annotations, so there is nothing to train with')
     metrics = str([evaluator.get('metric') for evaluator in data.evaluators])
-    needs_masks = any(step.get('with_mask') for step in data.pipeline) or (is_evaluated and 'segm' in metrics)
+    loads_masks = any(step.get('with_mask') for step in data.pipeline)
+    needs_masks = loads_masks or (is_evaluated and 'segm' in metrics)
     masks = _check_annotations(name, annotations, images, content['categories'], is_evaluated, needs_masks)
     kept = [one for one in annotations if one['category_id'] in used]
     empty = len(images) - len({one['image_id'] for one in annotations})
@@ -188,7 +189,10 @@ def _quoted(names: Sequence[Any]) -> str:
 def _as_option(name: str, names: Sequence[Any]) -> str:
     """Return the option that gives these classes of a file, or all of it if their names are not plain words."""
     is_plain = all(isinstance(one, str) and ',' not in one and one == one.strip() for one in names)
-    return f'--classes {_quoted(names)}' if is_plain else f'--classes "{name.partition(", in the part ")[0]}"'
+    if is_plain:
+        return f'--classes {_quoted(names)}'
+    file = name.partition(', in the part ')[0]
+    return f'--classes "{file}"'
 
 
 def _are_numbers(entry: Any, *keys: str) -> bool:
@@ -263,9 +267,10 @@ def _look_at_boxes(
     size = np.array(sizes, float).reshape(-1, 2)
     low = boxes[:, :2]
     high = low + boxes[:, 2:]
+    within = np.minimum(high, size) - np.maximum(low, 0)
     is_crowd = np.array([bool(one.get('iscrowd')) for one in annotations])
     reasons = {
-        'outside of their image': (np.minimum(high, size) - np.maximum(low, 0) <= 0).any(1),
+        'outside of their image': (within <= 0).any(1),
         'with an area of 0 or less': np.array([one['area'] for one in annotations], float) <= 0,
         'narrower than a pixel': (boxes[:, 2:] < 1).any(1),
         "marked 'ignore'": np.array([bool(one.get('ignore')) for one in annotations]),
@@ -333,7 +338,9 @@ def _look_at_masks_of(path: Path, masks: Sequence[Mask]) -> list[str]:
 
 def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], with_boxes: set[Any]) -> list[str]:
     """Return a note on images that mmdet leaves out by ``filter_cfg`` and ``indices``; raise ValueError for all."""
-    filters = {} if data.entry.get('test_mode') else data.entry.get('filter_cfg') or {}
+    filters = data.entry.get('filter_cfg') or {}
+    if data.entry.get('test_mode'):
+        filters = {}
     side = filters.get('min_size', 0)
     indices = data.entry.get('indices')
     empty = small = 0
@@ -369,7 +376,9 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
     notes = []
     for evaluator in data.evaluators:
         compared = evaluator.get('ann_file')
-        if compared and not is_address(compared) and os.path.realpath(compared) != os.path.realpath(path):
+        if not compared or is_address(compared):
+            continue
+        if os.path.realpath(compared) != os.path.realpath(path):
             notes.append(
                 f'{data.address} reads {path}, but its evaluator compares with {compared}: --set '
                 f'{data.split}_evaluator.ann_file={path} compares with the same'
@@ -410,8 +419,12 @@ def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image:
             f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent.values())}; the '
             f'folder is {folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
         )
-    stated = {file: (files[file]['width'], files[file]['height']) for file in looked_at}
-    wrong = [file for file in looked_at if looked_at[file].size != stated[file]]
+    stated = {}
+    wrong = []
+    for file, loaded in looked_at.items():
+        stated[file] = (files[file]['width'], files[file]['height'])
+        if loaded.size != stated[file]:
+            wrong.append(file)
     if wrong:
         first = wrong[0]
         advice = 'annotate the image of this size, or write its size if only that is wrong'

@@ -111,7 +111,8 @@ class DataSet:
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
-        return self._below_root((self.entry.get('data_prefix') or {}).get(prefix) or '')
+        folders = self.entry.get('data_prefix') or {}
+        return self._below_root(folders.get(prefix) or '')
 
     def paths(self) -> list[str]:
         """Return the file of annotations and the folders that the data set reads."""

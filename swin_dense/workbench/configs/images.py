@@ -79,7 +79,8 @@ def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool
     hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
     for kind, files in kinds.items():
         # An image that is not square shows whether it is turned.
-        path = next((path for path, (width, height) in files if width != height), files[0][0])
+        oblong = [path for path, (width, height) in files if width != height]
+        path = oblong[0] if oblong else files[0][0]
         _check_decodable([path], decode)
         image = decode(path)
         if kind is None:
@@ -138,15 +139,16 @@ def _check_decodable(paths: Sequence[str], decode: Callable[[str], Any]) -> None
         why = dict(zip(paths, pool.map(reason, paths), strict=True))
     damaged = [path for path in paths if why[path]]
     if damaged:
-        shown = some(f'{path} ({_described(path)}: {why[path]})' for path in damaged)
+        described = []
+        for path in damaged[: _NAMED + 1]:
+            header = read_header(path)
+            kind = 'its header cannot be read'
+            if header is not None:
+                kind = f'{header.format}, {header.bands} bands of {header.bits} bits'
+                kind += ' as floats' * (header.kind == 'f')
+            described.append(f'{path} ({kind}: {why[path]})')
+        shown = some(described)
         raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {shown}; {_cure(damaged[0])}')
-
-
-def _described(path: str) -> str:
-    header = read_header(path)
-    if header is None:
-        return 'its header cannot be read'
-    return f'{header.format}, {header.bands} bands of {header.bits} bits' + (' as floats' * (header.kind == 'f'))
 
 
 def _cure(path: str) -> str:

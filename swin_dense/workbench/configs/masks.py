@@ -52,10 +52,13 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     for part in dicts(data.experiment.model):
         if 'ignore_index' in part:
             ignored.add(part['ignore_index'])
-    stored, found, not_used = set[int](), set[int](), set[int]()
+    stored: set[int] = set()
+    found: set[int] = set()
+    not_used: set[int] = set()
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
-    _, images, notes = look_at_images([sample['img_path'] for sample in samples], data.loader, _SAMPLED, every_image)
+    paths = [sample['img_path'] for sample in samples]
+    _, images, notes = look_at_images(paths, data.loader, _SAMPLED, every_image)
     looked_at = chosen(samples, _SAMPLED, every_image)  # the masks of these images
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']

@@ -200,17 +200,20 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
     if not held:
         hint = hint_on_name(folders, first)
         return {}, f'{file} names {first!r} first, which is in no folder below {root}: there, {_content_of(root)}{hint}'
-    return {'train_ann': str(file.relative_to(root)), 'train_images': str(held[0].relative_to(root))}, ''
+    annotations = str(file.relative_to(root))
+    images = str(held[0].relative_to(root))
+    return {'train_ann': annotations, 'train_images': images}, ''
 
 
 def _hint_on_format(root: Path) -> str:
     """Return advice for the files of Pascal VOC, of XML, and of YOLO, with a class and shares of the image."""
     if next(root.rglob('*.xml'), None):
         name = 'Pascal VOC'
-    elif any(_YOLO.match(file.read_bytes()[:99]) for file in itertools.islice(root.rglob('*.txt'), 9)):
-        name = 'YOLO'
     else:
-        return ''
+        starts = [file.read_bytes()[:99] for file in itertools.islice(root.rglob('*.txt'), 9)]
+        if not any(_YOLO.match(start) for start in starts):
+            return ''
+        name = 'YOLO'
     return f'; docs/own-data.md shows how to convert annotations of {name}, as these are, to the format of COCO'
 
 
@@ -261,8 +264,11 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
         folder = paths['train_images']
         ending = image_endings(folder).most_common()[0][0]
         names = sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))
-        train, val = (''.join(f'{name}\n' for name in part) for part in _halves(names, share))
-        texts = {options.out.with_suffix('.train.txt'): train, options.out.with_suffix('.val.txt'): val}
+        train_names, val_names = _halves(names, share)
+        texts = {
+            options.out.with_suffix('.train.txt'): ''.join(f'{name}\n' for name in train_names),
+            options.out.with_suffix('.val.txt'): ''.join(f'{name}\n' for name in val_names),
+        }
     else:
         content = read_coco(paths['train_ann'])
         content[SPLIT_OF] = str(paths['train_ann'].resolve())
@@ -277,11 +283,11 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
         # Annotations of no image stay in the training part, where they are found.
         of_train = [one for one in annotations if one['image_id'] not in val_ids]
         of_val = [one for one in annotations if one['image_id'] in val_ids]
+        train = {**content, 'images': train_images, 'annotations': of_train}
+        val = {**content, 'images': val_images, 'annotations': of_val}
         texts = {
-            options.out.with_suffix('.train.json'): json.dumps(
-                {**content, 'images': train_images, 'annotations': of_train}
-            ),
-            options.out.with_suffix('.val.json'): json.dumps({**content, 'images': val_images, 'annotations': of_val}),
+            options.out.with_suffix('.train.json'): json.dumps(train),
+            options.out.with_suffix('.val.json'): json.dumps(val),
         }
     for path in texts:
         check_destination(path, options.force)
@@ -303,7 +309,8 @@ def _halves(images: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:
     size = max(1, round(share * count))
     if size >= count:
         raise ValueError(f'--val-share {share} of {count} images leaves none for training')
-    drawn = set(np.random.default_rng(0).permutation(count)[:size].tolist())
+    order = np.random.default_rng(0).permutation(count)
+    drawn = set(order[:size].tolist())
     train = [image for index, image in enumerate(images) if index not in drawn]
     val = [image for index, image in enumerate(images) if index in drawn]
     return train, val
@@ -486,8 +493,10 @@ def _find_endings(experiment: Experiment) -> list[str]:
 
 def image_endings(folder: Path) -> Counter[str]:
     """Count the images in a folder, searched recursively, by their ending; those that differ in case are an error."""
-    images = [path for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-    found = Counter(path.suffix for path in images)
+    found: Counter[str] = Counter()
+    for path in folder.rglob('*.*'):
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+            found[path.suffix] += 1
     if not found:
         raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
     (most, count), *others = found.most_common()

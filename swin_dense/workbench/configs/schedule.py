@@ -68,12 +68,15 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
     if intervals:
         config.train_cfg.dynamic_intervals = []
         for start, every in intervals:
-            config.train_cfg.dynamic_intervals.append((scaled(start), max(1, scaled(every))))
+            interval = max(1, scaled(every))
+            config.train_cfg.dynamic_intervals.append((scaled(start), interval))
     config.train_cfg[key] = new
     for place, schedules in _lists(experiment):
-        place[schedules] = [
-            schedule for schedule in _listed(place[schedules]) if _scale(schedule, length[1], ratio, scaled)
-        ]
+        kept = []
+        for schedule in _listed(place[schedules]):
+            if _scale(schedule, length[1], ratio, scaled):
+                kept.append(schedule)
+        place[schedules] = kept
 
 
 def notes_on_schedule(experiment: Experiment) -> list[str]:
@@ -99,8 +102,13 @@ def notes_on_schedule(experiment: Experiment) -> list[str]:
     for place, entry in _lists(experiment):
         for schedule in _listed(place[entry]):
             is_noted = any(schedule is warm_up for warm_up in warm_ups.values())
-            if schedule.get('by_epoch', True) == (key == 'max_epochs') and not is_noted:
-                ends.append((_end(schedule, total), _name(schedule)))
+            if is_noted or schedule.get('by_epoch', True) != (key == 'max_epochs'):
+                continue
+            # The step after which it changes nothing.
+            end = schedule.get('end') or INF
+            if end >= INF:
+                end = max(total, *schedule.get('milestones', [0]))
+            ends.append((end, _name(schedule)))
     last, name = max(ends, default=(total, ''))
     if last == total or (last < total and name in _WARM_UPS):
         return notes
@@ -201,13 +209,8 @@ def _listed(schedules: Any) -> list[Any]:
 
 
 def _name(schedule: Any) -> str:
-    return str(schedule['type']).rpartition('.')[2].removesuffix('LR').removesuffix('Momentum')
-
-
-def _end(schedule: Any, total: int) -> int:
-    """Return the step after which a schedule changes nothing: its end, or that of the training if it has none."""
-    end = schedule.get('end') or INF
-    return end if end < INF else max(total, *schedule.get('milestones', [0]))
+    name = str(schedule['type']).rpartition('.')[2]
+    return name.removesuffix('LR').removesuffix('Momentum')
 
 
 def _scale(schedule: Any, total: int, ratio: Fraction, scaled: Callable[[int], int]) -> bool:

@@ -54,10 +54,13 @@ def _check_kind(config: Config, key: str, value: Any) -> None:
     parts = key.split('.')
     there: Any = config
     for part in parts:
-        if isinstance(there, (list, tuple)) and part.isdigit() and int(part) < len(there):
-            there = there[int(part)]
+        if isinstance(there, (list, tuple)):
+            is_index = part.isdigit() and int(part) < len(there)
+            there = there[int(part)] if is_index else None
+        elif isinstance(there, Mapping) or there is config:
+            there = there.get(part)
         else:
-            there = there.get(part) if isinstance(there, Mapping) or there is config else None
+            there = None
     is_list = isinstance(there, (list, tuple)) and bool(there)
     is_part = isinstance(there, Mapping) or (is_list and _are_parts(there))
     fits = _are_parts(value) and (is_list or bool(value) or isinstance(value, Mapping))
@@ -124,7 +127,8 @@ def as_text(config: Config, title: str) -> str:
             f'{place} is {imported}, which the config imports; the file would contain only its name. Classes and '
             'functions can be written as types alone: train your own config as it is'
         )
-    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
+    test_data = (config.get('test_dataloader') or {}).get('dataset') or {}
+    pipeline = test_data.get('pipeline')
     # mmseg's inference reads this copy, while --set may have changed the pipeline of the data.
     if 'test_pipeline' in kept and pipeline is not None:
         kept.test_pipeline = pipeline
@@ -136,4 +140,5 @@ def read_entries() -> set[str]:
     """Return the entries of a config that a runner or a tool reads."""
     from mmengine.runner import Runner
 
-    return _READ_BY_RUNNERS | _READ_BY_TOOLS | (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'})
+    arguments = set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'}
+    return _READ_BY_RUNNERS | _READ_BY_TOOLS | arguments

@@ -67,6 +67,8 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
         notes.append(f"{name}: mmdet does not train on {difficult} of {used.total()} boxes, those marked 'difficult'")
     built.data_list = samples
     kept = len(built.filter_data())
+    if data.entry.get('indices') is None:
+        data.used_images = kept
     if kept < len(samples):
         left_out = f'{len(samples) - kept} of {len(samples)} images, by filter_cfg={dict(data.entry.filter_cfg)}'
         if not kept:

@@ -96,11 +96,13 @@ def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: M
         lowest = float(probabilities[-kept])
         # The masks are compared, not the boxes around them, which one pixel can change.
         ours = found._replace(boxes=np.zeros_like(found.boxes))
-        theirs = Instances(np.zeros_like(theirs.bboxes), theirs.scores, theirs.labels, theirs.masks)
+        no_boxes = np.zeros_like(theirs.bboxes)
+        theirs = Instances(no_boxes, theirs.scores, theirs.labels, theirs.masks)
         share, count = share_of_unmatched(theirs, ours, lowest, len(probabilities) + 1)
     if panoptic is not None:
         segments = sample.pred_panoptic_seg.sem_seg[0].numpy()
-        other, segments_count = share_of_other_segments(segments, panoptic, outputs[0].shape[1] - 1)
+        classes = outputs[0].shape[1] - 1
+        other, segments_count = share_of_other_segments(segments, panoptic, classes)
         share = max(share, other)
         count += segments_count
     return share, count
@@ -129,22 +131,27 @@ def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) 
             if partner % OFFSET == segment % OFFSET:
                 is_same |= mask & (other == partner)
         shares.append(1 - float(is_same.mean()))
-    return max(shares), int((np.unique(theirs) != classes).sum())
+    compared = np.unique(theirs) != classes
+    return max(shares), int(compared.sum())
 
 
 def _has_match(other: Instances, one: Instances, index: int) -> bool:
     """Return whether ``other`` contains the instance ``index`` of ``one``."""
     has_label = other.labels == one.labels[index]
-    has_score = np.abs(other.scores - one.scores[index]) <= ROUNDING
+    by_score = np.abs(other.scores - one.scores[index])
+    has_score = by_score <= ROUNDING
     box = one.boxes[index]
-    has_box = overlaps(box, other.boxes)[0] >= OVERLAP
-    has_box |= np.abs(box - other.boxes).max(1) <= SAME_SIDE
+    iou, _ = overlaps(box, other.boxes)
+    by_side = np.abs(box - other.boxes).max(1)
+    has_box = (iou >= OVERLAP) | (by_side <= SAME_SIDE)
     partners = np.flatnonzero(has_label & has_score & has_box)
     if not len(one.masks) or not len(other.masks):
         return len(one.masks) == len(other.masks) and len(partners) > 0
     mask = one.masks[index]
     for partner in partners:
         found = other.masks[partner]
-        if (mask & found).sum() >= OVERLAP * (mask | found).sum():
+        common = (mask & found).sum()
+        union = (mask | found).sum()
+        if common >= OVERLAP * union:
             return True
     return False

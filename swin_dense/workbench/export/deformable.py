@@ -86,8 +86,8 @@ class RecordedAttention(nn.Module):
             else:
                 sides = references[:, :, level, :, 2:]
                 place = centre + offset / points * sides * 0.5
-            sampled = by_grid_sample(values, start, (height, width), place, weights[:, :, level])
-            out = out + sampled
+            size = (height, width)
+            out = out + by_grid_sample(values, start, size, place, weights[:, :, level])
             start = start + height * width
         out = out.unflatten(0, (-1, heads)).transpose(1, 2)
         out = contiguous(out).flatten(2)

@@ -66,15 +66,19 @@ class TwoStageDetector(Detector):
         roi_head = self.detector.roi_head
         config = roi_head.test_cfg
         score = scores.flatten()
-        score = torch.where(score > config.score_thr, score, -1.0)
+        is_likely = score > config.score_thr
+        score = torch.where(is_likely, score, -1.0)
         labels = torch.arange(scores.shape[1], device=img.device)
         label = labels.expand(scores.shape).flatten()
         box = boxes.reshape(-1, 4)
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
-        box, score, label = box[kept], score[kept], label[kept]
+        box = box[kept]
+        score = score[kept]
+        label = label[kept]
         if not roi_head.with_mask:
             return box, score, label.int()
-        return box, score, label.int(), self._masks(maps, box, label)
+        masks = self._masks(maps, box, label)
+        return box, score, label.int(), masks
 
     def _classified(self, maps: tuple[Tensor, ...], boxes: Tensor, img: Tensor) -> tuple[Tensor, Tensor]:
         """Return boxes (N, classes, 4) and scores (N, classes) for proposals (N, 4), after all stages of the head."""
@@ -82,7 +86,8 @@ class TwoStageDetector(Detector):
         extractors = as_stages(self.detector.roi_head.bbox_roi_extractor)
         logits = []
         for extractor, head in zip(extractors, heads, strict=True):
-            logit, deltas = head(pool_rois(extractor, maps, boxes))
+            regions = pool_rois(extractor, maps, boxes)
+            logit, deltas = head(regions)
             logits.append(logit)
             if head is not heads[-1]:
                 label = logit[:, :-1].argmax(1)
@@ -94,7 +99,8 @@ class TwoStageDetector(Detector):
         boxes = boxes[:, None].expand(-1, repeats, -1)
         boxes = boxes.reshape(-1, 4)
         deltas = deltas.reshape(-1, 4)
-        boxes = decode_boxes(head.bbox_coder, boxes, deltas, img)
+        boxes = head.bbox_coder.decode(boxes, deltas)
+        boxes = clip_boxes(boxes, head.bbox_coder, img)
         boxes = boxes.reshape(-1, repeats, 4)
         return boxes.expand(-1, head.num_classes, -1), scores
 
@@ -103,7 +109,8 @@ class TwoStageDetector(Detector):
         extractors = as_stages(self.detector.roi_head.mask_roi_extractor)
         masks = []
         for extractor, head in zip(extractors, heads, strict=True):
-            logits = head(pool_rois(extractor, maps, boxes))
+            regions = pool_rois(extractor, maps, boxes)
+            logits = head(regions)
             masks.append(logits.sigmoid())
         mask = torch.stack(masks).mean(0)
         if heads[-1].class_agnostic:
@@ -152,7 +159,8 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
     for level, logits in enumerate(all_logits):
         score = flatten_map(logits).sigmoid().flatten()
         if 'score_thr' in config:
-            score = torch.where(score > config.score_thr, score, -1.0)
+            is_likely = score > config.score_thr
+            score = torch.where(is_likely, score, -1.0)
         # Smaller maps have fewer boxes than count, so that some with the score -1 are added.
         last = score.shape[0] - 1
         added = score.new_full((config.nms_pre,), -1.0)
@@ -160,8 +168,8 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
         index = index.clamp(max=last)
         row = index // head.num_classes
         deltas = flatten_map(all_deltas[level], 4)
-        box = decode_boxes(head.bbox_coder, anchors[level][row], deltas[row], img)
-        boxes.append(box)
+        box = head.bbox_coder.decode(anchors[level][row], deltas[row])
+        boxes.append(clip_boxes(box, head.bbox_coder, img))
         scores.append(score)
         labels.append(index % head.num_classes)
         levels.append(torch.full_like(index, level))
@@ -170,18 +178,14 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
     smallest = config.get('min_bbox_size', -1)
     if smallest >= 0:
         sides = box[:, 2:] - box[:, :2]
-        score = torch.where((sides > smallest).all(1), score, -1.0)
+        is_large = (sides > smallest).all(1)
+        score = torch.where(is_large, score, -1.0)
     return box, score, torch.cat(labels), torch.cat(levels)
 
 
 def flatten_map(x: Tensor, columns: int = 1) -> Tensor:
     """Reshape a map (1, anchors * columns, H, W) to (H * W * anchors, columns), the order of the anchors."""
     return x.permute(0, 2, 3, 1).reshape(-1, columns)
-
-
-def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, img: Tensor) -> Tensor:
-    """Apply ``deltas`` (N, 4) to boxes (N, 4) and clip the result to the image."""
-    return clip_boxes(coder.decode(boxes, deltas), coder, img)
 
 
 def clip_boxes(boxes: Tensor, coder: Any, img: Tensor) -> Tensor:
@@ -221,7 +225,8 @@ def pool_rois(extractor: Any, maps: tuple[Tensor, ...], boxes: Tensor) -> Tensor
         size = list(layer.output_size)
         here = torch.where(is_here, boxes, elsewhere)
         part = roi_align(x, here, size, layer.spatial_scale, layer.sampling_ratio, layer.aligned)
-        part = torch.where(is_here[..., None, None], part, 0.0)
+        is_here = is_here[..., None, None]
+        part = torch.where(is_here, part, 0.0)
         out = part if out is None else out + part
     assert out is not None
     return out

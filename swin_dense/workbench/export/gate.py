@@ -245,22 +245,23 @@ def preparation_of(pipeline: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings of a test pipeline for ``swin_dense.runtime``: ``resize``, ``pad`` and ``to_float32``."""
     steps = {_transform(transform): transform for transform in pipeline}
     load, resize, pad = (steps.get(name) for name in ('LoadImageFromFile', 'Resize', 'Pad'))
-    scale, value = (resize or {}).get('scale'), (pad or {}).get('pad_val', 0)
-    return {
-        'to_float32': bool((load or {}).get('to_float32', False)),
-        'resize': resize
-        and {
+    to_float32 = bool((load or {}).get('to_float32', False))
+    settings: dict[str, Any] = {'to_float32': to_float32, 'resize': None, 'pad': None}
+    if resize is not None:
+        scale = resize.get('scale')
+        settings['resize'] = {
             'scale': _pair(scale) if scale else None,
             'scale_factor': None if scale else _pair(resize.get('scale_factor')),
             'keep_ratio': bool(resize.get('keep_ratio', False)),
-        },
-        'pad': pad
-        and {
+        }
+    if pad is not None:
+        value = pad.get('pad_val', 0)
+        settings['pad'] = {
             'size': pad.get('size'),
             'size_divisor': pad.get('size_divisor'),
             'value': value.get('img', 0) if isinstance(value, Mapping) else value,
-        },
-    }
+        }
+    return settings
 
 
 def _transform(transform: Mapping[str, Any]) -> str:

@@ -36,7 +36,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tenso
 @nms.register_fake
 def _nms_fake(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tensor:
     # Box coders of mmdet branch on an empty input. min=1 traces the other branch, which is also correct without boxes.
-    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64)
+    count = torch.library.get_ctx().new_dynamic_size(min=1)
+    return boxes.new_empty(count, dtype=torch.int64)
 
 
 @custom_op(
@@ -51,7 +52,8 @@ def roi_align(x: Tensor, boxes: Tensor, size: list[int], scale: float, sampling_
     """
     from mmcv.ops import roi_align as mmcv_roi_align
 
-    return mmcv_roi_align(x, F.pad(boxes, (1, 0)), tuple(size), scale, sampling_ratio, 'avg', aligned)
+    regions = F.pad(boxes, (1, 0))  # mmcv wants the index of the image before each box
+    return mmcv_roi_align(x, regions, tuple(size), scale, sampling_ratio, 'avg', aligned)
 
 
 @roi_align.register_fake
@@ -75,7 +77,9 @@ def resize(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
 @resize.register_fake
 def _resize_fake(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
     context = torch.library.get_ctx()
-    return x.new_empty((*x.shape[:2], context.new_dynamic_size(), context.new_dynamic_size()))
+    height = context.new_dynamic_size()
+    width = context.new_dynamic_size()
+    return x.new_empty((*x.shape[:2], height, width))
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

@@ -65,9 +65,12 @@ class QueryDetector(Detector):
             sides = torch.full_like(places, 0.05 * 2.0**level)
             boxes.append(torch.cat([places, sides], 1))
         box = torch.cat(boxes)[None]
-        is_valid = ((box > 0.01) & (box < 0.99)).all(-1, keepdim=True)
-        box = torch.where(is_valid, torch.log(box / (1 - box)), float('inf'))
-        memory = self.detector.memory_trans_fc(torch.where(is_valid, memory, 0.0))
+        is_inside = (box > 0.01) & (box < 0.99)
+        is_valid = is_inside.all(-1, keepdim=True)
+        logit = torch.log(box / (1 - box))
+        box = torch.where(is_valid, logit, float('inf'))
+        memory = torch.where(is_valid, memory, 0.0)
+        memory = self.detector.memory_trans_fc(memory)
         return self.detector.memory_trans_norm(memory), box
 
 

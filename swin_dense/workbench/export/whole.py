@@ -112,7 +112,9 @@ def export_whole(
     divisor = facts.get('limits', {}).get('divisor', 1)
     shapes = []
     for height, width in SIZES:
-        shapes.append((1, 3, -(-height // divisor) * divisor, -(-width // divisor) * divisor))
+        full_height = -(-height // divisor) * divisor
+        full_width = -(-width // divisor) * divisor
+        shapes.append((1, 3, full_height, full_width))
     comparison = Comparison(
         shapes,
         lambda run, shape: compared(compare, run, pictures.resized(picture, *shape[2:])),

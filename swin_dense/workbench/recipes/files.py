@@ -34,7 +34,8 @@ def recipe_root() -> Path:
 
 def recipe_names() -> list[str]:
     """Return the sorted names of all recipes."""
-    return sorted([*(path.stem for path in _recipe_files()), *framework_configs(recipe_root())])
+    own = [path.stem for path in _recipe_files()]
+    return sorted([*own, *framework_configs(recipe_root())])
 
 
 def load_recipe(name: str) -> Config:
@@ -74,7 +75,12 @@ def load_recipe(name: str) -> Config:
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     if path is None:
         package, _, inside = place.partition('::')
-        return _with_our_swin(Config.fromfile(_configs_of(package, stem) / inside))
+        config = Config.fromfile(_configs_of(package, stem) / inside)
+        config.model.backbone.type = 'SwinDense'
+        imports = config.get('custom_imports', {}).get('imports', [])
+        imports = [imports] if isinstance(imports, str) else list(imports)
+        config.custom_imports = {'imports': ['swin_dense', *imports], 'allow_failed_imports': False}
+        return config
     for package in _FOREIGN_BASE.findall(path.read_text(encoding='utf-8')):
         _configs_of(package, path.stem)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,16 +96,8 @@ def load_recipe(name: str) -> Config:
 
 
 def _recipe_files() -> list[Path]:
-    return [path for path in (recipe_root() / 'configs').glob('[!_]*/*.py') if not path.name.startswith('_')]
-
-
-def _with_our_swin(config: Config) -> Config:
-    """Make SwinDense the backbone of a config of mmdet or mmseg."""
-    config.model.backbone.type = 'SwinDense'
-    imports = config.get('custom_imports', {}).get('imports', [])
-    imports = [imports] if isinstance(imports, str) else list(imports)
-    config.custom_imports = {'imports': ['swin_dense', *imports], 'allow_failed_imports': False}
-    return config
+    files = (recipe_root() / 'configs').glob('[!_]*/*.py')
+    return [path for path in files if not path.name.startswith('_')]
 
 
 def _configs_of(package: str, recipe: str) -> Path:

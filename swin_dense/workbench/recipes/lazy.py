@@ -30,9 +30,11 @@ def with_names(config: Config) -> Config:
     content = config._to_lazy_dict()
     kind = (config.get('model') or {}).get('type')
     if content.get('default_scope') is None and isinstance(kind, type):
-        packages = (base.__module__.partition('.')[0] for base in kind.__mro__)
-        content['default_scope'] = next((package for package in packages if package in MODELS.children), None)
-    return Config(_named(content, _registered(content.get('default_scope'))), filename=config.filename)
+        packages = [_package(base) for base in kind.__mro__]
+        with_registries = [package for package in packages if package in MODELS.children]
+        content['default_scope'] = with_registries[0] if with_registries else None
+    names = _registered(content.get('default_scope'))
+    return Config(_named(content, names), filename=config.filename)
 
 
 def imported_values(config: Config) -> Iterator[tuple[str, str]]:
@@ -42,15 +44,11 @@ def imported_values(config: Config) -> Iterator[tuple[str, str]]:
 
 def _imported(place: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, (LazyObject, LazyAttr)):
-        yield place.removeprefix('.'), _path(value)
+        yield place.removeprefix('.'), f'{value.module}.{value}'
     elif isinstance(value, (dict, list, tuple)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _imported(f'{place}.{key}', item)
-
-
-def _path(value: LazyObject | LazyAttr) -> str:
-    return f'{value.module}.{value}'
 
 
 def _registered(scope: str | None) -> dict[Any, str]:
@@ -64,10 +62,12 @@ def _registered(scope: str | None) -> dict[Any, str]:
         if not isinstance(registry, Registry):
             continue
         for package, child in registry.children.items():
-            of_package = child.module_dict.items()
-            names.update({kind: f'{package}.{name}' for name, kind in of_package if _package(kind) == package})
-        own = registry.children[scope].module_dict if scope in registry.children else {}
-        found = {**registry.module_dict, **own}  # a name of the scope hides that of mmengine
+            for name, kind in child.module_dict.items():
+                if _package(kind) == package:
+                    names[kind] = f'{package}.{name}'
+        found = dict(registry.module_dict)
+        if scope in registry.children:
+            found.update(registry.children[scope].module_dict)  # a name of the scope hides that of mmengine
         for name, kind in reversed(found.items()):  # the first of several names is the usual one
             if _package(kind) in imported:
                 names[kind] = name
@@ -80,9 +80,12 @@ def _package(kind: Any) -> str:
 
 def _named(value: Any, names: dict[Any, str], is_type: bool = False) -> Any:
     if isinstance(value, dict):
-        return {key: _named(item, names, key in _KEYS) for key, item in value.items()}
+        named = {}
+        for key, item in value.items():
+            named[key] = _named(item, names, key in _KEYS)
+        return named
     if isinstance(value, (list, tuple)):
         return type(value)(_named(item, names) for item in value)
     if is_type and isinstance(value, (LazyObject, LazyAttr)):
-        return names.get(value.build(), _path(value))
+        return names.get(value.build(), f'{value.module}.{value}')
     return value

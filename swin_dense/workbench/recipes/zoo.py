@@ -62,7 +62,8 @@ class Recipe:
         found = {}
         for result in self.model.get('Results', []):
             other = '' if result['Dataset'] in self.metadata['Training Data'] else f' on {result["Dataset"]}'
-            found.update({name + other: value for name, value in result['Metrics'].items()})
+            for name, value in result['Metrics'].items():
+                found[name + other] = value
         return found
 
     @property

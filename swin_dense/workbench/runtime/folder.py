@@ -81,7 +81,9 @@ class ResultFolder:
             if real in recorded:
                 known[image] = recorded[real]
             names[image] = known.get(image, str(path.with_suffix('')))
-        while longer := {image: str(images[image]) for image in _clashing(names) if image not in known}:
+        while True:
+            clashing = [image for image in _clashing(names) if image not in known]
+            longer = {image: str(images[image]) for image in clashing}
             if longer.items() <= names.items():
                 break
             names.update(longer)
@@ -137,7 +139,8 @@ class ResultFolder:
         for ending in (*pictures, 'json'):
             if self.file(name, ending).exists() and not self._force:
                 raise FileExistsError(f'{self.file(name, ending)} was written by another program meanwhile')
-        self._record(name, _Entry(real_path(image), [*pictures, 'json'], self._settings))
+        entry = _Entry(real_path(image), [*pictures, 'json'], self._settings)
+        self._record(name, entry)
         from PIL import Image
 
         for ending, pixels in pictures.items():
@@ -189,7 +192,8 @@ def _pictures(prediction: Prediction) -> dict[str, np.ndarray]:
     if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
         pictures['painted.jpg'] = prediction.painted
     if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
-        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
+        kind = 'uint8' if prediction.labels.max() < 256 else 'uint16'
+        pictures['labels.png'] = prediction.labels.astype(kind)
     if prediction.panoptic is not None:
         segments = [one['id'] for one in prediction.record['segments']]
         is_segment = np.isin(prediction.panoptic, segments)

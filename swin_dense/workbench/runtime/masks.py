@@ -14,7 +14,8 @@ def overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray
     sides = high - low
     common = sides.clip(0).prod(1)
     area = (box[2:] - box[:2]).prod()
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    sides_of_boxes = boxes[:, 2:] - boxes[:, :2]
+    areas = sides_of_boxes.prod(1)
     union = area + areas - common
     smaller = np.minimum(area, areas)
     # Boxes without an area have no overlap.
@@ -32,8 +33,9 @@ def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height:
     end = np.ceil(box[2:]) + 1
     left, top = np.maximum(first, 0).astype(int)
     right, bottom = np.minimum(end, (width, height)).astype(int)
-    rows = _weights(top, bottom, box[1], box[3], probabilities.shape[0])
-    columns = _weights(left, right, box[0], box[2], probabilities.shape[1])
+    x1, y1, x2, y2 = box
+    rows = _weights(top, bottom, y1, y2, probabilities.shape[0])
+    columns = _weights(left, right, x1, x2, probabilities.shape[1])
     enlarged = rows @ probabilities @ columns.T
     mask[top:bottom, left:right] = enlarged >= threshold
     return mask

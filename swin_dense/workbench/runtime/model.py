@@ -126,7 +126,8 @@ class ImagePredictor:
         clock.lap('read')
         outputs = self.outputs(pixels, picture, clock)
         image = str(picture) if isinstance(picture, (str, PathLike)) else None
-        record = {'format': RECORD_FORMAT, 'image': image, 'height': pixels.shape[0], 'width': pixels.shape[1]}
+        height, width = pixels.shape[:2]
+        record = {'format': RECORD_FORMAT, 'image': image, 'height': height, 'width': width}
         labels, found, panoptic = outputs
         if labels is not None:
             record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
@@ -188,7 +189,8 @@ class Model(ImagePredictor):
         queries = limits.get('queries', 0)
         height, width = img.shape[2:]
         fixed = self._session.size
-        if any(side not in (None, own) for side, own in zip(fixed, (height, width), strict=True)):
+        fits = fixed[0] in (None, height) and fixed[1] in (None, width)
+        if not fits:
             sides = 'x'.join(str(side or 'any') for side in fixed)
             raise ValueError(
                 f'the file is for inputs of {sides} pixels, got {height}x{width}; resize or pad the image to that, or '
@@ -226,13 +228,15 @@ class Model(ImagePredictor):
             return Outputs(labels=outputs[0][0])
         if 'queries' in self.facts:
             input_size = (img.shape[2], img.shape[3])
-            found, panoptic = queries.predicted(outputs, input_size, size, self.facts['queries'], self._score)
+            settings = self.facts['queries']
+            found, panoptic = queries.predicted(outputs, input_size, size, settings, self._score)
             return Outputs(None, found, panoptic)
         boxes, scores, labels, *probabilities = outputs
         kept = scores >= self._score
         x_factor = resized[1] / size[1]
         y_factor = resized[0] / size[0]
-        boxes = boxes[kept] / np.array([x_factor, y_factor, x_factor, y_factor], np.float32)
+        factors = np.array([x_factor, y_factor, x_factor, y_factor], np.float32)
+        boxes = boxes[kept] / factors
         full_masks = []
         if probabilities:
             threshold = self.facts['mask_threshold']

@@ -83,8 +83,9 @@ def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, 
     if pad:
         height, width = size
         if pad['size']:
-            height = max(height, pad['size'][1])
-            width = max(width, pad['size'][0])
+            least_width, least_height = pad['size']
+            height = max(height, least_height)
+            width = max(width, least_width)
         else:
             divisor = pad['size_divisor']
             height = -(-height // divisor) * divisor
@@ -100,4 +101,5 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize pixels, (H, W, 3) uint8 or float32, bilinearly."""
     import cv2
 
-    return cv2.resize(np.ascontiguousarray(pixels), (width, height), interpolation=cv2.INTER_LINEAR)
+    pixels = np.ascontiguousarray(pixels)
+    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)

@@ -47,7 +47,9 @@ class OpenVino:
         core = openvino.Core()
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
-        self.facts: str | None = model.get_rt_info(key).value if model.has_rt_info(key) else None
+        self.facts: str | None = None
+        if model.has_rt_info(key):
+            self.facts = model.get_rt_info(key).value
         sides = list(model.input(0).partial_shape)[-2:]
         self.size = tuple(side.get_length() if side.is_static else None for side in sides)
         self._defaults = _restore_optional_inputs(openvino, model)
@@ -59,15 +61,17 @@ class OpenVino:
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
-        return [out.copy() for out in self._compiled({**self._defaults, **feed}).values()]
+        outputs = self._compiled({**self._defaults, **feed})
+        return [out.copy() for out in outputs.values()]
 
 
 def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
     """Turn optional inputs, which OpenVINO reads as constants, back into inputs; return their default values."""
     defaults = {}
     for constant in model.get_ops():
-        if constant.get_type_name() == 'Constant' and constant.get_friendly_name() in OPTIONAL:
-            name, output = constant.get_friendly_name(), constant.output(0)
+        name = constant.get_friendly_name()
+        if constant.get_type_name() == 'Constant' and name in OPTIONAL:
+            output = constant.output(0)
             defaults[name] = constant.data.copy()
             parameter = openvino.opset13.parameter(output.get_shape(), output.get_element_type(), name)
             for target in output.get_target_inputs():

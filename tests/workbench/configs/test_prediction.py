@@ -9,8 +9,8 @@ from mmengine.config import Config, ConfigDict
 from PIL import Image
 
 from swin_dense.commands._main import main
+from swin_dense.workbench.configs.checking import check_prediction
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.prediction import check_prediction
 from tests.workbench.export.query_models import config_of, random_model
 
 SLIDE = {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 34)}
