@@ -38,7 +38,8 @@ def prepare_training(
     if resume is not None:
         config.resume, config.load_from = True, None if resume == 'auto' else resume
     if config.get('resume'):
-        config.custom_hooks = [*(config.get('custom_hooks') or []), {'type': 'ResumeOptimizer'}]
+        hooks = config.get('custom_hooks') or []
+        config.custom_hooks = [*hooks, {'type': 'ResumeOptimizer'}]
     if config.get('strategy') and STRATEGIES.get(config.strategy.get('type', '')) is FSDPStrategy:
         config.strategy.type = 'ResumableFSDPStrategy'
     return config
@@ -92,12 +93,14 @@ def use_data_root(config: Config, root: str) -> None:
     for evaluator in _evaluators(config):
         for key, value in evaluator.items():  # ann_file of COCO, and folders of panoptic maps
             if isinstance(value, str) and value.startswith(before):
-                evaluator[key] = os.path.join(root, value[len(before) :].lstrip('/'))
+                below = value.removeprefix(before).lstrip('/')
+                evaluator[key] = os.path.join(root, below)
 
 
 def join_processes(config: Config) -> None:
     """Initialise the process group of torchrun on machines without GPUs."""
-    if config.launcher == 'pytorch' and not torch.cuda.is_available() and not torch.distributed.is_initialized():
+    is_on_cpu = config.launcher == 'pytorch' and not torch.cuda.is_available()
+    if is_on_cpu and not torch.distributed.is_initialized():
         torch.distributed.init_process_group('gloo')  # mmengine assumes that every rank has a GPU
         atexit.register(torch.distributed.destroy_process_group)
 

@@ -159,4 +159,6 @@ def _check_padding(experiment: Experiment, model: Any) -> None:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, int) for one in value)
+    if not isinstance(value, (list, tuple)):
+        return False
+    return len(value) == 2 and all(isinstance(one, int) for one in value)

@@ -55,7 +55,9 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
     content = read_coco(path)
     # Errors name the file that can be corrected.
     whole = content.get(SPLIT_OF)
-    name = f'{whole}, in the part {path.name}' if isinstance(whole, str) and os.path.isfile(whole) else str(path)
+    name = str(path)
+    if isinstance(whole, str) and os.path.isfile(whole):
+        name = f'{whole}, in the part {path.name}'
     entries, annotations = content['images'], content.get('annotations') or []
     images = {entry['id']: entry for entry in entries}
     used = _check_categories(name, content['categories'], data)
@@ -225,7 +227,8 @@ def _check_annotations(
         if one['category_id'] not in known:
             return 'no category has this category_id (1 and "1" are different)'
         box = one.get('bbox')
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(side) for side in box):
+        is_box = isinstance(box, list) and len(box) == 4
+        if not is_box or not all(_is_number(side) for side in box):
             return 'bbox must be x, y, width and height'
         if not _are_numbers(one, 'area'):
             return 'write the area; width times height is enough'
@@ -259,7 +262,8 @@ def _look_at_boxes(
     name: str, path: Path, annotations: Sequence[Any], images: Any, used: dict[Any, Any], is_evaluated: bool
 ) -> list[str]:
     """Check the boxes of the classes as mmdet reads them, and return notes on those that it leaves out."""
-    boxes = np.array([one['bbox'] for one in annotations], float).reshape(-1, 4)
+    places = [one['bbox'] for one in annotations]
+    boxes = np.array(places, float).reshape(-1, 4)
     sizes = []
     for one in annotations:
         image = images[one['image_id']]
@@ -277,7 +281,8 @@ def _look_at_boxes(
         "marked 'iscrowd'": is_crowd,
     }
     is_left_out = np.any(list(reasons.values()), 0)
-    why = ', '.join(f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any())
+    counts = [f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any()]
+    why = ', '.join(counts)
     if is_left_out.all():
         raise ValueError(
             f'{name}: mmdet would leave out all {len(boxes)} boxes of the classes: {why}; write x, y, width and height '
@@ -285,7 +290,8 @@ def _look_at_boxes(
         )
     beyond = np.maximum(-low, high - size).max(1)
     is_beyond = beyond > _TOLERANCE
-    are_corners = (boxes[:, 2:] > low) & (boxes[:, 2:] <= size + _TOLERANCE)
+    sides = boxes[:, 2:]
+    are_corners = (sides > low) & (sides <= size + _TOLERANCE)
     if is_beyond.any() and are_corners.all():
         raise ValueError(
             f'{name}: {is_beyond.sum()} of {len(boxes)} boxes reach beyond their image, but none does as (x1, y1, x2, '
@@ -411,7 +417,9 @@ def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image:
     if is_address(data.folder('img')):
         return []
     folder = Path(data.folder('img'))
-    files = {os.path.join(folder, image['file_name']): image for image in images.values()}
+    files = {}
+    for image in images.values():
+        files[os.path.join(folder, image['file_name'])] = image
     absent, looked_at, notes = look_at_images(list(files), data.loader, _SAMPLED, every_image)
     if absent:
         first = files[next(iter(absent))]['file_name']

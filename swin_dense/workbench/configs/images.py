@@ -73,7 +73,8 @@ def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool
         if header is None:
             kinds[None].append((path, (0, 0)))
         else:  # the size is no part of the kind
-            kinds[header._replace(size=(0, 0))].append((path, header.size))
+            without_size = header._replace(size=(0, 0))
+            kinds[without_size].append((path, header.size))
     found: dict[str, Loaded] = {}
     notes: list[str] = []
     hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
@@ -230,19 +231,22 @@ def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
     """Return the items to look at: up to ``count`` evenly spaced ones, or all, of which each process takes a share."""
     if every_image:
         return list(items[get_rank() :: get_world_size()])
-    indices = np.linspace(0, len(items) - 1, min(count, len(items)))
+    count = min(count, len(items))
+    indices = np.linspace(0, len(items) - 1, count)
     return [items[round(index)] for index in indices]
 
 
 def some(names: Iterable[Any]) -> str:
     """Return the first names of many, for a message."""
     names = list(map(str, names))
-    return ', '.join(names[:_NAMED]) + (', ...' if len(names) > _NAMED else '')
+    first = ', '.join(names[:_NAMED])
+    return f'{first}, ...' if len(names) > _NAMED else first
 
 
 def endings_in(folder: Path) -> str:
     """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
-    found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
+    files = [path for path in folder.rglob('*') if path.is_file()]
+    found = Counter(path.suffix or path.name for path in files)
     listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
     return f'whose files end in {listed}' if listed else 'which contains no files'
 
@@ -268,7 +272,8 @@ def hint_on_name(folders: Sequence[Path], name: str) -> str:
 
     Label Studio writes names with %20, or with folders of its server, and programs on Windows write backslashes.
     """
-    last = unquote(name.replace('\\', '/')).rstrip('/').rpartition('/')[2]
+    with_slashes = unquote(name.replace('\\', '/')).rstrip('/')
+    last = with_slashes.rpartition('/')[2]
     if not last:
         return ''
     for folder in folders:

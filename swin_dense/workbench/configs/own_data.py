@@ -170,7 +170,10 @@ def find_places(experiment: Experiment, data_root: str, is_split: bool) -> tuple
 
 def _annotated(root: Path) -> tuple[dict[str, str], str]:
     """Return the places of annotations in COCO's format and of their images, or {} and why there are none."""
-    names = [name for name in ('train', 'valid', 'val', 'test') if (root / name / _ROBOFLOW).is_file()]
+    names = []
+    for name in ('train', 'valid', 'val', 'test'):
+        if (root / name / _ROBOFLOW).is_file():
+            names.append(name)
     if 'train' in names:
         places = {'train_ann': f'train/{_ROBOFLOW}', 'train_images': 'train'}
         if len(names) > 1:
@@ -178,7 +181,8 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
         return places, ''
     contents = {}
     reasons = []
-    for file in sorted([*root.glob('*.json'), *root.glob('annotations/*.json')]):
+    files = [*root.glob('*.json'), *root.glob('annotations/*.json')]
+    for file in sorted(files):
         if file.name.endswith(('.train.json', '.val.json')):  # of an earlier split
             continue
         try:
@@ -210,7 +214,8 @@ def _hint_on_format(root: Path) -> str:
     if next(root.rglob('*.xml'), None):
         name = 'Pascal VOC'
     else:
-        starts = [file.read_bytes()[:99] for file in itertools.islice(root.rglob('*.txt'), 9)]
+        texts = itertools.islice(root.rglob('*.txt'), 9)
+        starts = [file.read_bytes()[:99] for file in texts]
         if not any(_YOLO.match(start) for start in starts):
             return ''
         name = 'YOLO'
@@ -219,7 +224,8 @@ def _hint_on_format(root: Path) -> str:
 
 def _masked(root: Path) -> tuple[dict[str, str], str]:
     """Return the folders of images and of masks, or {} and why there are none."""
-    names = {path.name.lower(): path.name for path in root.iterdir() if path.is_dir()}
+    folders = [path.name for path in root.iterdir() if path.is_dir()]
+    names = {name.lower(): name for name in folders}
     images = [names[name] for name in _IMAGES if name in names]
     masks = [names[name] for name in _MASKS if name in names]
     if images and masks:
@@ -263,7 +269,7 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
     if 'train_masks' in paths:
         folder = paths['train_images']
         ending = image_endings(folder).most_common()[0][0]
-        names = sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))
+        names = _names_below(folder, ending)
         train_names, val_names = _halves(names, share)
         texts = {
             options.out.with_suffix('.train.txt'): ''.join(f'{name}\n' for name in train_names),
@@ -509,9 +515,18 @@ def image_endings(folder: Path) -> Counter[str]:
     return found
 
 
+def _names_below(folder: Path, ending: str) -> list[str]:
+    """Return the paths in a folder, searched recursively, of the files with an ending, without that."""
+    names = []
+    for path in folder.rglob(f'*{ending}'):
+        name = str(path.relative_to(folder))
+        names.append(name.removesuffix(ending))
+    return sorted(names)
+
+
 def _mask_ending(images: Path, ending: str, masks: Path) -> str:
     """Return the ending that replaces the image ending in the names of masks, such as '_L.png'."""
-    stems = sorted(str(path.relative_to(images)).removesuffix(ending) for path in images.rglob(f'*{ending}'))
+    stems = _names_below(images, ending)
     names = sorted(str(path.relative_to(masks)) for path in masks.rglob('*.*'))
     found: Counter[str] = Counter()
     for stem in stems[:_COMPARED]:

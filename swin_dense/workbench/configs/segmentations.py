@@ -71,7 +71,10 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
             return Mask(_NO_MASK)
         if not all(_are_finite(polygon) for polygon in mask):
             return Mask(_UNREADABLE)
-        polygons = [polygon for polygon in mask if len(polygon) % 2 == 0 and len(polygon) >= 2 * _LEAST_POINTS]
+        polygons = []
+        for polygon in mask:
+            if len(polygon) % 2 == 0 and len(polygon) >= 2 * _LEAST_POINTS:
+                polygons.append(polygon)
         left_out = len(mask) - len(polygons)
         if left_out and is_evaluated:
             return Mask(_FEW_POINTS)
@@ -85,7 +88,8 @@ def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
     is_inside = x < width and y < height and box.right > 0 and box.bottom > 0
     if not is_inside or min(box_width, box_height) < 1:  # mmdet leaves out the object
         return Mask(None, left_out)
-    is_share = isinstance(mask, list) and max(place) <= 1 and max(box_width, box_height) > _TOLERANCE
+    is_large = max(box_width, box_height) > _TOLERANCE
+    is_share = isinstance(mask, list) and max(place) <= 1 and is_large
     is_empty = is_apart = is_far = False
     for low, high, start, end, side in (
         (place.left, place.right, box.left, box.right, width),
@@ -146,7 +150,8 @@ def run_lengths(counts: list[Any] | str) -> np.ndarray:
         are_lengths = all(type(count) is int and abs(count) < 2**60 for count in counts)
         return np.array(counts, np.int64) if are_lengths else none
     # Each number consists of characters of six bits: five of its digits, the lowest first, and whether more follow.
-    codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
+    characters = np.frombuffer(counts.encode(), np.uint8)
+    codes = characters.astype(np.int64) - 48
     is_last = codes & 32 == 0
     if not len(codes) or not is_last[-1]:
         return none

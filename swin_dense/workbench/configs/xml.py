@@ -45,9 +45,14 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
             f'reads names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO can '
             'name other images: docs/own-data.md shows how to convert'
         )
-    stated = Counter(label for sample in samples for label in _labels(sample['xml_path']))
-    used = Counter(classes[one['bbox_label']] for sample in samples for one in sample['instances'])
-    others = Counter({label: number for label, number in stated.items() if label not in classes})
+    stated: Counter[str] = Counter()
+    used: Counter[str] = Counter()
+    for sample in samples:
+        stated.update(_labels(sample['xml_path']))
+        used.update(classes[one['bbox_label']] for one in sample['instances'])
+    others = stated.copy()
+    for label in classes:
+        del others[label]
     notes = [f'{name}: {len(samples)} images, {stated.total()} objects']
     unused = f'of names that are no class: {some(f"{label} ({number})" for label, number in others.most_common())}'
     if not used and not data.is_evaluated:
@@ -99,14 +104,18 @@ def _parsed(data: DataSet) -> tuple[Any, list[Any]]:
 
 
 def _labels(path: str) -> list[str]:
-    return [entry.findtext('name', '') for entry in ElementTree.parse(path).iter('object')]
+    objects = ElementTree.parse(path).iter('object')
+    return [entry.findtext('name', '') for entry in objects]
 
 
 def _check_boxes(samples: list[Any]) -> None:
     """Raise ValueError for boxes without an area, on which mmdet would train to losses that are no numbers."""
-    places = [(sample['xml_path'], one['bbox']) for sample in samples for one in sample['instances']]
+    places = []
+    for sample in samples:
+        places += [(sample['xml_path'], one['bbox']) for one in sample['instances']]
     boxes = np.array([box for _, box in places]).reshape(-1, 4)
-    wrong = np.flatnonzero((boxes[:, 2:] <= boxes[:, :2]).any(1))
+    is_wrong = (boxes[:, 2:] <= boxes[:, :2]).any(1)
+    wrong = np.flatnonzero(is_wrong)
     if len(wrong):
         path, (left, top, right, bottom) = places[wrong[0]]
         raise ValueError(

@@ -50,8 +50,13 @@ def load_recipe(name: str) -> Config:
         ImportError: mmengine, or the package that the recipe inherits from, is not installed.
     """
     is_file, stem = Path(name).is_file(), Path(name).name.removesuffix('.py')
-    path = None if is_file else next((path for path in _recipe_files() if path.stem == stem), None)
-    place = '' if is_file or path else framework_configs(recipe_root()).get(stem, '')
+    path: Path | None = None
+    place = ''
+    if not is_file:
+        own = {file.stem: file for file in _recipe_files()}
+        path = own.get(stem)
+        if path is None:
+            place = framework_configs(recipe_root()).get(stem, '')
     if not (is_file or path or place):
         raise ValueError(
             f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '

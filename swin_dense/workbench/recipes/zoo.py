@@ -92,7 +92,11 @@ def read_zoo(root: Path, folder: str) -> list[Recipe]:
 
 def framework_configs(root: Path) -> dict[str, str]:
     """Return the paths of the recipes that are configs of mmdet or mmseg, such as 'mmdet::dino/...py', by name."""
-    return {model['Name']: model['Config'] for folder in FRAMEWORKS for model in _models(root, folder)}
+    configs = {}
+    for folder in FRAMEWORKS:
+        for model in _models(root, folder):
+            configs[model['Name']] = model['Config']
+    return configs
 
 
 def published_weights(root: Path, name: str) -> str:
