@@ -140,9 +140,11 @@ def _too_long(experiment: Experiment, iterations: int) -> dict[str, Any]:
     for place, name in _lists(experiment):
         address = name if place is experiment.config else f'param_scheduler.{name}'
         for index, schedule in enumerate(_listed(place[name])):
-            is_warm_up = _name(schedule) in _WARM_UPS and not schedule.get('begin')
+            ends_at_full_rate = _name(schedule) in _WARM_UPS and schedule.get('end_factor', 1) == 1
+            is_warm_up = ends_at_full_rate and not schedule.get('begin')
             is_by_epoch = schedule.get('by_epoch', True)
-            if is_warm_up and not is_by_epoch and iterations < (schedule.get('end') or INF) < INF:
+            end = schedule.get('end') or INF
+            if is_warm_up and not is_by_epoch and iterations < end < INF:
                 is_alone = isinstance(place[name], dict)
                 found[address if is_alone else f'{address}.{index}'] = schedule
     return found

@@ -282,3 +282,6 @@ def test_a_warm_up_in_a_training_of_fewer_iterations_is_noted():
     assert '--set param_scheduler.generator.0.end=3 ' in notes
     assert '--set param_scheduler.other.end=3 ' in notes
     assert 'of its schedule only' not in notes
+    decay = by_iterations('LinearLR', start_factor=1.0, end_factor=0.1)
+    notes = notes_on_schedule(Experiment(of_training({'max_iters': 30}, decay)))
+    assert 'warm-up' not in ' '.join(notes)
