@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / 'build' / 'site_pages'
-COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE')
+COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE', 'CITATION.cff')
 
 
 def as_markdown(notebook: dict[str, Any], name: str) -> str:
