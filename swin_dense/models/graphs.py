@@ -26,9 +26,8 @@ from swin_dense.utils import checks, compat
 
 Maps = tuple[Tensor, ...]
 
-_EAGER_PASSES = (
-    3  # of each size before its capture: sizes that come once are not worth it, and kernels have their trials
-)
+# Of each size before its capture: sizes that come once are not worth it, and kernels have their trials.
+_EAGER_PASSES = 3
 _IDLE_PASSES = 1000  # a graph that was not used in so many passes may be dropped for another
 _MAX_COUNTS = 1000
 _PLAIN = (bool, int, float, str, type(None))
