@@ -88,9 +88,10 @@ def speed_line(*reports: dict[str, Any]) -> str:
     device, inference, training = _gpu_ratios(reports[: len(GPU_REPORTS)])
     least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
     return (
-        f'**On a GPU** ({device}, 2 images of 800 x 1344, bfloat16 by autocast), the Swin-T of timm, torchvision and '
-        f'mmdet takes {inference} times as long as ours for a forward pass, and {training} times for a training step. '
-        f"**On CPUs**, mmdet's takes {least} to {most} times as long. "
+        f'**On a GPU** ({device}, 2 images of 800 x 1344, bfloat16 by autocast), our Swin-T is {inference} times as '
+        f'fast as those of timm, torchvision and mmdet in a forward pass, and {training} times as fast in a training '
+        'step. '
+        f"**On CPUs**, it is {least} to {most} times as fast as mmdet's. "
         '[All measurements](docs/speed.md) and [what to set on a GPU](docs/on-a-gpu.md).\n'
     )
 
@@ -101,9 +102,10 @@ def chinese_speed_line(*reports: dict[str, Any]) -> str:
     least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
     inference, training = inference.replace(' to ', ' 至 '), training.replace(' to ', ' 至 ')
     return (
-        f'**GPU**（{device}，2 张 800 x 1344 图像，autocast bfloat16）：timm、torchvision 与 mmdet 的 Swin-T，'
-        f'推理耗时是本实现的 {inference} 倍，训练一步是 {training} 倍。'
-        f'**CPU**：mmdet 的 Swin-T 是 {least} 至 {most} 倍。'
+        f'**GPU**（{device}，2 张 800 x 1344 图像，autocast bfloat16）：'
+        '本实现的 Swin-T 与 timm、torchvision、mmdet 相比，'
+        f'推理速度是它们的 {inference} 倍，训练一步是 {training} 倍。'
+        f'**CPU**：速度是 mmdet 的 {least} 至 {most} 倍。'
         '[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)。\n'
     )
 
@@ -136,7 +138,7 @@ def originals_table(rows: dict[str, Any]) -> str:
         (row['user'], f'[{row["package"]}]({_thread(row)}): {_words(row, SHORT)}', row['ours']['gave'])
         for row in _failures(rows)
     ]
-    return _table(['you', 'the original', 'here'], cells)
+    return _table(['what you do', 'the original', 'here'], cells)
 
 
 def chinese_originals_table(rows: dict[str, Any]) -> str:

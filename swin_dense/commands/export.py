@@ -85,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoint = args.model.pop() if len(args.model) == 1 else None
     if len(args.model) not in (0, 2):
         raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model')
+    if args.checkpoint is not None and args.checkpoint.endswith('.py'):
+        raise ValueError(
+            f'{args.checkpoint} is a config, whose model also needs a checkpoint: give CONFIG CHECKPOINT, such as '
+            f'{args.checkpoint} work_dirs/mine/epoch_12.pth'
+        )
     suffixes = ['.onnx'] if args.model else EXPORT_SUFFIXES
     check_out(args, *suffixes)
     check_together(args)

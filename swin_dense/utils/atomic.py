@@ -65,7 +65,7 @@ def check_free(path: Path, force: bool) -> None:
     """
     is_taken = any(path.iterdir()) if path.is_dir() else file_at(path).exists()
     if is_taken and not force:
-        raise FileExistsError(f'{path} exists already; force=True replaces it')
+        raise FileExistsError(f'{path} exists already; force=True (--force) replaces it')
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class TestWriting:
     def test_a_file_is_replaced_only_by_force(self, tmp_path, source):
         path = tmp_path / 'a.pth'
         path.write_text('precious')
-        with pytest.raises(FileExistsError, match='force=True replaces it'):
+        with pytest.raises(FileExistsError, match=r'force=True \(--force\) replaces it'):
             write_file(path, source.state_dict())
         assert path.read_text() == 'precious'
         write_file(path, source.state_dict(), force=True)

@@ -67,7 +67,7 @@ def place(tmp_path, monkeypatch):
 def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, out):
     (place / out).write_text('mine')
     assert main(arguments.format(out).split()) == 2
-    assert f'{out} exists already; force=True replaces it' in capsys.readouterr().err
+    assert f'{out} exists already; force=True (--force) replaces it' in capsys.readouterr().err
     assert (place / out).read_text() == 'mine'
 
 

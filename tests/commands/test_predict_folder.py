@@ -69,7 +69,7 @@ def test_a_second_process_is_refused(predict, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('option', 'message'),
     [
-        ([], 'exists already; force=True replaces it'),
+        ([], 'exists already; force=True (--force) replaces it'),
         (['--resume'], 'is not a result of `swin-dense predict`, or one of an earlier version; move it'),
     ],
 )
@@ -134,7 +134,7 @@ def test_results_of_another_image_are_not_resumed(predict, capsys):
         r'out/a.json is the result of .*/p/a.jpg; write those of .*/q/a.jpg to another', capsys.readouterr().err
     )
     assert predict('q') == 2
-    assert 'out/a.json exists already; force=True replaces it' in capsys.readouterr().err
+    assert 'out/a.json exists already; force=True (--force) replaces it' in capsys.readouterr().err
     assert predict('q', '--force') == 0
     assert image_of('a') == 'q/a.jpg'
 

@@ -378,7 +378,7 @@ def test_the_command(tmp_path, capsys):
     assert path.is_file()
     assert capsys.readouterr().out.count('of the backbone') == 3
     assert main(['export', str(checkpoint), '--out', str(path)]) == 2
-    assert 'exists already; force=True replaces it' in capsys.readouterr().err
+    assert 'exists already; force=True (--force) replaces it' in capsys.readouterr().err
     assert main(['export', '--out', str(tmp_path / 'x.txt')]) == 2
     assert '.onnx' in capsys.readouterr().err
 

@@ -105,7 +105,7 @@ class ResultFolder:
             return False
         first = self.file(name, existing[0])
         if not self._resume:
-            raise FileExistsError(f'{first} exists already; force=True replaces it')
+            raise FileExistsError(f'{first} exists already; force=True (--force) replaces it')
         entry = self._entries.get(name, _Entry(image, []))
         for ending in existing:
             if ending not in entry.endings:
