@@ -18,6 +18,7 @@ from set_up import ROOT, mmcv_build
 
 nox.options.default_venv_backend = 'uv'
 nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True  # without it, a session that did not run passes
 nox.options.sessions = []
 
 TESTS = ['PyYAML==6.0.3', 'rich==15.0.0', 'safetensors==0.8.0', 'pytest==9.2.0', 'tqdm==4.70.1']
