@@ -3,7 +3,8 @@
     make test-oldest
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
-The results replace the row with the given name in stacks.json, or the selected parts of it.
+The results replace the row with the given name in stacks.json, or the selected parts of it. The exit status is 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'benchmarks' / 'results' / 'stacks.json'
@@ -62,6 +64,15 @@ def main() -> None:
         row['training'] = {framework: in_a_process(framework) for framework in FRAMEWORKS}
     RESULTS.write_text(json.dumps(rows, indent=2) + '\n')
     print(json.dumps(row, indent=2))
+    if failed := failures(row):
+        sys.exit(f'stacks: {args.name} failed: {", ".join(failed)}')
+
+
+def failures(row: dict[str, Any]) -> list[str]:
+    """Return what failed in a row: tests, also in their second run if there was one, and the training of frameworks."""
+    core = row.get('core', {})
+    tests = core.get('again', core).get('failures', [])
+    return [*tests, *(name for name, result in row.get('training', {}).items() if 'error' in result)]
 
 
 def packages() -> dict[str, str]:
@@ -78,6 +89,8 @@ def core_tests() -> str:
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'not slow', *CORE]
     done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     print(done.stdout, file=sys.stderr)
+    if done.returncode not in (0, 1):  # all passed, or some failed
+        sys.exit(f'stacks: pytest ended with status {done.returncode}')
     return done.stdout
 
 
