@@ -49,7 +49,7 @@ def test_a_notebook_gives_the_stored_outputs(name, tmp_path):
 BUILDER = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS.glob('*.ipynb'), ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', sorted(NOTEBOOKS.glob('*.ipynb')), ids=lambda path: path.stem)
 def test_a_notebook_installs_first_holds_small_outputs_and_is_a_page_of_the_site(path):
     first, *_ = cells = code_cells(path)
     assert source(first).startswith('%pip install')
