@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import swin_dense
 from swin_dense.commands._mm import print_notes
@@ -31,9 +30,6 @@ from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
 from swin_dense.workbench.configs.settings import as_text
 from swin_dense.workbench.recipes.files import load_recipe
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 GROUP = 'models'
 EXTRA = 'mm'
@@ -83,8 +79,21 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args, '.py')  # mmengine reads configs by their suffix
     packages.require('this command', 'mmengine')
+    config = load_recipe(args.config)
+    # These import torch, which --help does not need.
+    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.configs.experiment import Experiment
+    from swin_dense.workbench.configs.own_data import Options, adapt
+    from swin_dense.workbench.configs.schedule import notes_on_schedule, shorten_warm_up
+
+    experiment = Experiment(config)
+    options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
     with contextlib.ExitStack() as stack:  # removes the files of a split if the config cannot be written
-        config, notes = _prepared(args, stack)
+        notes = adapt(experiment, options, stack)
+        notes += check_data(experiment, experiment.present(), args.check_images)
+        if options.sets_length and not any(setting.startswith('param_scheduler') for setting in options.set):
+            shorten_warm_up(experiment)
+        notes += notes_on_schedule(experiment)
         print_notes('config', notes)
         text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
         if args.out is None:
@@ -93,31 +102,3 @@ def run(args: argparse.Namespace) -> int:
         write_text(args.out, text)
     print(f'wrote {args.out}')
     return 0
-
-
-def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Config, list[str]]:
-    """Return the config for the user's data, and notes on the data."""
-    config = load_recipe(args.config)
-    # These import torch, which --help does not need.
-    from swin_dense.workbench.configs.checking import check_data
-    from swin_dense.workbench.configs.experiment import SPLITS, Experiment
-    from swin_dense.workbench.configs.own_data import Options, adapt
-    from swin_dense.workbench.configs.schedule import notes_on_schedule, shorten_warm_up
-
-    experiment = Experiment(config)
-    options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
-    notes, reason = adapt(experiment, options, stack)
-    there = [split for split in SPLITS if not experiment.missing([split])]
-    absent = experiment.missing(SPLITS)
-    if reason and not there:
-        raise FileNotFoundError(
-            f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
-        )
-    notes += check_data(experiment, there, args.check_images)
-    is_set = any(setting.startswith('param_scheduler') for setting in args.set)
-    if (args.epochs is not None or args.iters is not None) and not is_set:
-        shorten_warm_up(experiment)
-    notes += notes_on_schedule(experiment)
-    if args.data_root is not None or options.places:
-        notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]
-    return config, notes

@@ -32,9 +32,9 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
         FileNotFoundError: files or folders do not exist.
         ValueError: the data cannot be used for training or testing, or would train a wrong model without an error.
     """
-    check_packages(experiment.config)
     check_channels(experiment)
     check_prediction(experiment)
+    check_packages(experiment.config)
     missing = experiment.missing(splits)
     if missing:
         raise FileNotFoundError(

@@ -88,8 +88,7 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
         notes.append(f'{path}: no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
     notes += _look_at_masks_of(path, masks)
     notes += _count_images(name, path, data, images, {one['image_id'] for one in kept})
-    if is_evaluated:
-        notes += _look_at_evaluation(path, data, kept)
+    notes += _look_at_evaluation(path, data, kept)
     return notes + _check_files(name, path, images, data, every_image)
 
 
@@ -379,6 +378,8 @@ def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], 
 
 def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -> list[str]:
     """Return notes on objects that COCO's evaluation counts as missed whatever a model finds."""
+    if not data.is_evaluated:
+        return []
     notes = []
     for evaluator in data.evaluators:
         compared = evaluator.get('ann_file')

@@ -57,6 +57,10 @@ class Experiment:
         """Return the data sets of some splits."""
         return [dataset for dataset in self.datasets if dataset.split in splits]
 
+    def present(self) -> list[str]:
+        """Return the splits that read files and folders, all of which exist."""
+        return [split for split in SPLITS if self.of([split]) and not self.missing([split])]
+
     def missing(self, splits: Sequence[str]) -> list[str]:
         """Return the files and folders of some splits that do not exist; addresses are not checked."""
         paths = itertools.chain.from_iterable(dataset.paths() for dataset in self.of(splits))

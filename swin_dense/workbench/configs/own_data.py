@@ -20,7 +20,7 @@ from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
-from swin_dense.workbench.configs.experiment import Experiment, dicts, is_panoptic, mapped_values, pipelines
+from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, is_panoptic, mapped_values, pipelines
 from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
@@ -70,16 +70,22 @@ class Options:
                     places[f'{part}_{kind}'] = place
         return places
 
+    @property
+    def sets_length(self) -> bool:
+        return self.epochs is not None or self.iters is not None
 
-def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack) -> tuple[list[str], str]:
+
+def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack) -> list[str]:
     """Change a recipe in place for a user's own data, and for its length and settings, which win.
 
     In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. Without ``classes``, they
     are those of COCO or ADE20K. ``stack`` removes the files of a split if its block raises.
 
-    Returns:
-        notes: what was found.
-        reason: why no known layout was found, '' if one was or none was searched for.
+    Return what was found, and the files and folders of the options that do not exist.
+
+    Raises:
+        FileNotFoundError: a folder was given, but neither the layout of the recipe nor another was found in it.
+        ValueError: an option does not fit the recipe or the data.
     """
     _check_scope(experiment)
     notes = []
@@ -101,7 +107,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         for dataset in experiment.datasets:  # _find_endings detects them again
             dataset.entry.pop('img_suffix', None)
             dataset.entry.pop('seg_map_suffix', None)
-    if options.epochs is not None or options.iters is not None:
+    if options.sets_length:
         set_length(experiment, options.epochs, options.iters)
     merge_settings(experiment.config, options.set, only_read=True)
     experiment.read()
@@ -113,7 +119,14 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         ignore_values(experiment, _numbers('--ignore', options.ignore))
     if not experiment.is_detector:
         notes += _find_endings(experiment)
-    return notes, reason
+    there, absent = experiment.present(), experiment.missing(SPLITS)
+    if reason and not there:
+        raise FileNotFoundError(
+            f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
+        )
+    if options.data_root is not None or places:
+        notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]
+    return notes
 
 
 def _check_scope(experiment: Experiment) -> None:

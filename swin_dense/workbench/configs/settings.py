@@ -38,9 +38,9 @@ def merge_settings(config: Config, settings: Sequence[str], only_read: bool = Fa
     With ``only_read``, each must start with an entry that a runner or a tool reads.
     """
     for key, value in parse_settings(settings).items():
+        _check_kind(config, key, value)
         if only_read:
             checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(read_entries()))
-        _check_kind(config, key, value)
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value
         try:
