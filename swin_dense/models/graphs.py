@@ -7,12 +7,15 @@ the capture; every other pass runs eagerly. What leaves a graph, maps and gradie
 from __future__ import annotations
 
 import functools
+import operator
 import threading
+import types
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,7 +33,7 @@ Maps = tuple[Tensor, ...]
 _EAGER_PASSES = 3
 _IDLE_PASSES = 1000  # a graph that was not used in so many passes may be dropped for another
 _MAX_COUNTS = 1000
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 _SHARDED = ('FSDP', 'FullyShardedDataParallel')
 _NEEDED = ('_get_current_graph_task_keep_graph', '_top_saved_tensors_default_hooks')  # of torch._C._autograd
 
@@ -175,6 +178,7 @@ class Graphs:
         self._limit_mib = limit_mib
         self._gpu = gpu or Cuda()
         self._thread: int | None = None  # that ran the first pass
+        self._state: _State | None = None  # of the last pass
         self._graphs: dict[Any, _Graph | None] = {}  # None where a capture has failed
         self._counts: Counter[Any] = Counter()
         self._passes = 0
@@ -187,12 +191,13 @@ class Graphs:
     def __call__(self, img: Tensor) -> Maps:
         if context.is_observed(img) or img.device.type != self._gpu.device_type or self._gpu.is_capturing():
             return launch(self._backbone, img)
-        modules = list(self._backbone.modules())
-        tensors = _tensors_of(modules)
-        parameters = [x for x in tensors if x.requires_grad] if torch.is_grad_enabled() else []
-        reason = self._why_eager(img, modules, tensors, bool(parameters))
+        state = self._state
+        if state is None or not state.is_current():
+            state = self._state = _State(self._backbone)
+        parameters = state.trained if torch.is_grad_enabled() else []
+        reason = self._why_eager(img, state, bool(parameters))
         if reason is None:
-            graph, reason = self._find(img, modules, tensors, parameters)
+            graph, reason = self._find(img, state, parameters)
             if graph is not None:
                 return graph.run(img, parameters)
         if reason and reason not in self._warned:
@@ -200,12 +205,10 @@ class Graphs:
             warnings.warn(f'use_graphs: {reason}; such passes run without a graph', stacklevel=2)
         return launch(self._backbone, img)
 
-    def _why_eager(
-        self, img: Tensor, modules: Sequence[nn.Module], tensors: Sequence[Tensor], is_training: bool
-    ) -> str | None:
+    def _why_eager(self, img: Tensor, state: _State, is_training: bool) -> str | None:
         """Return why this pass cannot be a graph: None if it can, '' if there is nothing to tell."""
         self._thread = self._thread or threading.get_ident()
-        if any(tensor.device != img.device for tensor in tensors):
+        if not state.devices.issubset((img.device,)):
             raise RuntimeError(
                 f'the image is on {img.device}, and not all weights are; if this is DataParallel, which use_graphs '
                 'does not support, use DistributedDataParallel'
@@ -219,30 +222,18 @@ class Graphs:
             return f'torch {torch.__version__} is too old'
         if threading.get_ident() != self._thread:
             return 'another thread ran the first pass, and graphs belong to one thread'
-        if any(type(module).__name__.startswith(_SHARDED) for module in modules):
-            return 'FSDP frees weights, whose memory a graph would read'
-        if any(type(x) is not nn.Parameter and (type(x) is not Tensor or x.requires_grad) for x in tensors):
-            return 'not all weights are plain parameters'
-        if any(context.has_hooks(module) or 'forward' in vars(module) for module in modules[1:]):
-            return 'modules inside the backbone have hooks, which a graph would not call'
-        if any(isinstance(module, _NormBase) and module.training for module in modules):
-            return 'a batch norm is training, whose statistics the passes before a capture would change'
-        if is_training:
-            if any(getattr(module, 'with_cp', False) for module in modules):
-                return 'with_cp recomputes parts, which a graph does not save memory by'
-            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-                return 'a checkpoint, or another hook for saved tensors, is around the backbone'
-        return None
+        if is_training and state.has_checkpoints:
+            return 'with_cp recomputes parts, which a graph does not save memory by'
+        if is_training and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return 'a checkpoint, or another hook for saved tensors, is around the backbone'
+        return state.obstacle
 
-    def _find(
-        self, img: Tensor, modules: Sequence[nn.Module], tensors: Sequence[Tensor], parameters: Sequence[Tensor]
-    ) -> tuple[_Graph | None, str]:
+    def _find(self, img: Tensor, state: _State, parameters: Sequence[Tensor]) -> tuple[_Graph | None, str]:
         """Return the graph for a pass, captured where its size came often enough; or why there is none."""
         kind = img.device.type
         autocast = compat.get_autocast_dtype(kind) if compat.is_autocast_enabled(kind) else None
-        state = _state_of(modules, tensors)
         place = img.device, self._gpu.stream(img.device)
-        key = (*place, img.shape, img.dtype, bool(parameters), autocast, _precision(), hash(state))
+        key = (*place, img.shape, img.dtype, bool(parameters), autocast, _precision(), state.hash)
         full = f'limit_mib={self._limit_mib} is reached; raise it, or use fewer sizes of images'
         self._passes += 1
         if key not in self._graphs:
@@ -266,13 +257,13 @@ class Graphs:
             except Exception as error:
                 self._graphs[key] = None
                 return None, f'the capture failed ({type(error).__name__}: {str(error)[:200]})'
-            self._graphs[key] = _Graph(captured, state, modules, self._passes)
+            self._graphs[key] = _Graph(captured, state.content, state.modules, self._passes)
             if sum(graph.captured.mib for graph in self._graphs.values() if graph) > self._limit_mib:
                 del self._graphs[key]
                 self._is_full = True
                 return None, full
         graph = self._graphs[key]
-        if graph is None or graph.state != state:
+        if graph is None or graph.content != state.content:
             return None, ''
         if graph.node() is not None:
             return None, 'a second forward pass ran while the first one could still have its backward pass'
@@ -287,16 +278,16 @@ class Graphs:
                 self._is_full = False
 
 
+@dataclass
 class _Graph:
     """A captured pass of one backbone in one state."""
 
-    def __init__(self, captured: Captured, state: Any, modules: Sequence[nn.Module], last_used: int) -> None:
-        self.captured = captured
-        self.state = state
-        self.modules = modules  # kept, so that no other module gets the id of one of them
-        self.last_used = last_used
-        # Autograd's node of the last pass, while a backward pass may need the memory that a replay would overwrite.
-        self.node: Callable[[], Any] = _no_node
+    captured: Captured
+    content: Any  # of the state
+    modules: Sequence[nn.Module]  # kept, so that no other module gets the id of one of them
+    last_used: int
+    # Autograd's node of the last pass, while a backward pass may need the memory that a replay would overwrite.
+    node: Callable[[], Any] = lambda: None
 
     def run(self, img: Tensor, parameters: Sequence[Tensor]) -> Maps:
         return _Replay.apply(self, img, *parameters) if any(self.captured.dependencies) else self.forward(img)
@@ -324,12 +315,8 @@ class _Graph:
         found = [grad for grad in wanted if grad is not None]
         copies = iter(torch._foreach_mul(found, 1) if found else ())  # few launches
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self.node = _no_node
+            self.node = lambda: None
         return [None if grad is None else next(copies) for grad in wanted]
-
-
-def _no_node() -> None:
-    return None
 
 
 class _Replay(torch.autograd.Function):
@@ -352,24 +339,56 @@ class _Replay(torch.autograd.Function):
         return None, None, *ctx.graph.backward(grads)
 
 
-def _tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """Return all parameters and buffers, each once, in the order of ``parameters()``."""
-    found = {}
-    for module in modules:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                found[id(tensor)] = tensor
-    return list(found.values())
+class _State:
+    """What a graph depends on, besides the image: the modules, their settings, and the memory of their weights."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        modules = self.modules = list(backbone.modules())
+        self._types = list(map(type, modules))
+        self._attributes = list(map(vars, modules))
+        hooks = [x for module in modules[1:] for x in context.hooks_of(module)]
+        dicts: list[dict[Any, Any]] = []
+        for module in modules:
+            dicts += module._parameters, module._buffers, module._modules
+        dicts += hooks + self._attributes
+        self._filled, self._empty = [x for x in dicts if x], [x for x in dicts if not x]
+        self._names = list(chain.from_iterable([x.keys() for x in self._filled]))
+        self._values = list(chain.from_iterable([x.values() for x in self._filled]))
+        weights = [*backbone.parameters(), *backbone.buffers()]
+        hidden = [x for own in self._attributes for x in own.values() if type(x) in (Tensor, nn.Parameter)]
+        self._tensors = weights + [x for x in hidden if x.layout is torch.strided]
+        self._memory = _memory_of(self._tensors)
+        self.trained = [x for x in weights if x.requires_grad]
+        self.devices = {x.device for x in weights}
+        named = zip(self._names, self._values, strict=True)
+        settings = [(name, value) for name, value in named if _is_plain(value)]
+        self.content = (*self._memory, *map(id, modules), *self._types, *settings)  # by which states are compared
+        self.hash = hash(self.content)
+        self.has_checkpoints = any(getattr(module, 'with_cp', False) for module in modules)
+        self.obstacle = None
+        if any(kind.__name__.startswith(_SHARDED) for kind in self._types):
+            self.obstacle = 'FSDP frees weights, whose memory a graph would read'
+        elif any(type(x) is not nn.Parameter and (type(x) is not Tensor or x.requires_grad) for x in weights):
+            self.obstacle = 'not all weights are plain parameters'
+        elif any(hooks) or any('forward' in own for own in self._attributes[1:]):
+            self.obstacle = 'modules inside the backbone have hooks, which a graph would not call'
+        elif any(isinstance(module, _NormBase) and module.training for module in modules):
+            self.obstacle = 'a batch norm is training, whose statistics the passes before a capture would change'
+
+    def is_current(self) -> bool:
+        """Return whether the backbone is in this state: quickly, by loops in C that ask for the same objects."""
+        return (
+            list(map(type, self.modules)) == self._types
+            and all(map(operator.is_, map(vars, self.modules), self._attributes))
+            and not any(self._empty)
+            and list(chain.from_iterable([x.keys() for x in self._filled])) == self._names
+            and all(map(operator.is_, chain.from_iterable([x.values() for x in self._filled]), self._values))
+            and _memory_of(self._tensors) == self._memory
+        )
 
 
-def _state_of(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> tuple[Any, ...]:
-    """Return what a graph depends on, besides the image: the memory of weights, the modules and their settings."""
-    memory = [(x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad) for x in tensors]
-    settings = []
-    for module in modules:
-        plain = [(name, value) for name, value in vars(module).items() if _is_plain(value)]
-        settings.append((id(module), *plain))
-    return (*memory, *settings)
+def _memory_of(tensors: Iterable[Tensor]) -> list[Any]:
+    return [(x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad) for x in tensors]
 
 
 def _is_plain(value: Any) -> bool:

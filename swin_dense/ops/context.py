@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -51,5 +53,10 @@ def is_observed(x: Tensor) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
+    return any(hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the dicts of forward and backward hooks of a module, and of all modules."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or any(_GLOBAL_HOOKS)
+    return (*own, *_GLOBAL_HOOKS)

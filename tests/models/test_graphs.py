@@ -272,6 +272,42 @@ class NegativeGELU(nn.GELU):
         return -super().forward(x)
 
 
+def change_a_class(backbone):
+    for module in backbone.modules():
+        if isinstance(module, nn.GELU):
+            module.__class__ = NegativeGELU
+
+
+def transpose_weights(backbone):
+    """The addresses stay."""
+    weight = backbone.stages[0].blocks[0].attn.w_msa.proj.weight
+    weight.data = weight.data.t()
+
+
+class ScaledNorm(nn.LayerNorm):
+    """Has a tensor that is neither a parameter nor a buffer, and a function."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.scale = torch.ones(())
+        self.function = torch.sin
+
+    def forward(self, x):
+        return self.scale * self.function(super().forward(x))
+
+
+def replace_a_tensor(backbone):
+    backbone.norm0.scale = torch.full((), 2.0)
+
+
+def replace_a_function(backbone):
+    backbone.norm0.function = torch.cos
+
+
+def replace_attributes(backbone):
+    backbone.norm0.__dict__ = {**vars(backbone.norm0), 'eps': 0.5}
+
+
 def replace_a_module(backbone):
     for module in backbone.modules():
         for name, child in list(module.named_children()):
@@ -292,8 +328,8 @@ def hook_inside(backbone):
 
 
 def wrap_inside(backbone):
-    norm = backbone.norm0
-    norm.forward = lambda x: 2 * type(norm).forward(norm, x)
+    *_, last = backbone.modules()
+    last.forward = lambda x: 2 * type(last).forward(last, x)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +339,11 @@ def wrap_inside(backbone):
         (swap_data, 0, None),
         (copy_weights, 2, None),
         (replace_a_module, 0, None),
+        (change_a_class, 0, None),
+        (transpose_weights, 0, None),
+        (replace_a_tensor, 0, None),
+        (replace_a_function, 0, None),
+        (replace_attributes, 0, None),
         (freeze, 0, None),
         (change_window, 0, None),
         (hook_inside, 0, 'have hooks'),
@@ -310,7 +351,7 @@ def wrap_inside(backbone):
     ],
 )
 def test_what_changes_after_the_capture_is_seen(change, replays, reason, gpu):
-    oracle = build()
+    oracle = build(norm_cfg=ScaledNorm)
     copy_weights(oracle)  # sets the attributes that loading sets
     randomize(oracle)
     backbone = graphed(copy.deepcopy(oracle), gpu)
