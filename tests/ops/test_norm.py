@@ -234,6 +234,7 @@ def called(monkeypatch, _on_a_gpu):
     dtypes = []
     monkeypatch.setattr(choice, 'is_norm_kernel', lambda x, weight, dtype: True)
     monkeypatch.setattr(choice_of_norm, 'Tensor', OnGpu)
+    monkeypatch.setattr(context, 'Tensor', OnGpu)
     monkeypatch.setattr(norm, 'layer_norm', lambda x, weight, bias, eps, dtype: dtypes.append(dtype) or x)
     return dtypes
 
