@@ -185,8 +185,15 @@ def pytest_configure(config):
             import_module('yapf.yapflib.yapf_api')
 
 
+@pytest.hookimpl(tryfirst=True)  # before the option -m selects tests
 def pytest_collection_modifyitems(items):
-    """Put tests/export first: an idle process takes the last tests of another, and would repeat its long fixtures."""
+    """Mark `long` tests as `slow`, so that ``-m "not slow"`` leaves them out, and put tests/export first.
+
+    An idle process takes the last tests of another, and would repeat the long fixtures of tests/export.
+    """
+    for item in items:
+        if item.get_closest_marker('long'):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: 'export' not in item.path.parts)
 
 
