@@ -1,11 +1,13 @@
 """Whole backbones on a GPU against float64 on a CPU, in eager mode, compiled, in graphs and in low precision."""
 
+import threading
 import warnings
 
 import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
+from swin_dense.ops.triton import choice, trials
 from tests.conftest import TINY, randomize
 
 pytestmark = [
@@ -162,6 +164,32 @@ def test_a_captured_graph_gives_the_same_bits(backend):
     img.copy_(torch.randn_like(img))
     graph.replay()
     assert_same_bits(outs, model(img))
+
+
+def test_a_trial_does_not_end_the_capture_of_another_thread(monkeypatch):
+    monkeypatch.setattr(choice, '_reasons', {})
+    graph, static, found = torch.cuda.CUDAGraph(), torch.ones(4, device='cuda'), []
+    begun, tried = threading.Event(), threading.Event()
+
+    def capture():
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # in the default mode, 'global'
+            found.append(static + 1)
+            begun.set()
+            tried.wait(60)
+            found.append(2 * found[0])
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        # Of many channels: torch has no such memory left after the start of a capture, which empties its cache.
+        trial = trials.NormTrial(static.device, torch.float16, torch.float32, torch.float16, 3000, True)
+        assert choice.has_passed(trial)
+    finally:
+        tried.set()
+        thread.join()
+    graph.replay()
+    assert found[1].tolist() == [4.0] * 4
 
 
 def test_the_kernel_trains_with_the_same_bits_every_time():

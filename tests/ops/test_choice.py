@@ -3,8 +3,8 @@
 No test needs a GPU: the questions for the device are replaced, and plain operations stand in for the kernel.
 """
 
-import contextlib
 import subprocess
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -351,23 +351,29 @@ def test_nothing_is_tried_while_a_cuda_graph_is_captured(monkeypatch):
     assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
 
 
-@pytest.mark.usefixtures('stand_in')
-def test_nothing_is_tried_while_another_thread_captures_on_torchs_own_stream(monkeypatch):
-    """A trial waits for the device, which would end the capture of the other thread with an error."""
-    current = ['own']
+@pytest.mark.usefixtures('_supported')
+def test_a_trial_ignores_captures_of_other_threads(monkeypatch):
+    """It allocates memory and waits for the device, which would end such a capture with an error."""
+    calls = []
 
-    @contextlib.contextmanager
-    def stream(name):
-        current.append(name)
-        yield
-        current.pop()
+    class Driver:
+        def __init__(self, name):
+            assert name in ('libcuda.so.1', 'nvcuda.dll')
 
-    monkeypatch.setattr(torch.cuda, 'stream', stream)
-    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: current[-1] == 'of torch')
-    monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', 'of torch')
-    assert not choice.is_kernel(MAP, TABLE, SPEC, 0.0)
-    monkeypatch.setattr(torch.cuda.graph, 'default_capture_stream', None)
-    assert choice.is_kernel(MAP, TABLE, SPEC, 0.0)
+        def cuThreadExchangeStreamCaptureMode(self, mode):
+            calls.append((threading.get_ident(), mode._obj.value))
+
+    def forward(*inputs):
+        calls.append(threading.get_ident())
+        return kernel_forward(*inputs)
+
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(gpu.ctypes, 'CDLL', Driver)
+    monkeypatch.setattr(attention, 'forward', forward)
+    assert choice.has_passed(TRIAL._replace(has_gradients=False))
+    (thread, mode), thread_of_kernel = calls
+    assert thread == thread_of_kernel != threading.get_ident()
+    assert mode == 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h
 
 
 @pytest.mark.usefixtures('stand_in')

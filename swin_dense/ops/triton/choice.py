@@ -53,7 +53,7 @@ def is_norm_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 def has_passed(trial: Trial) -> bool:
     """Return whether the kernel of a trial is right on this machine; the answer is kept."""
     if trial not in _reasons:
-        if gpu.is_capturing():
+        if torch.cuda.is_current_stream_capturing():
             return False  # a graph cannot wait for the result of a trial
         _reasons[trial] = _reason_against(trial)
     return _reasons[trial] is None
@@ -91,8 +91,8 @@ def _outcome(trial: Trial) -> tuple[str | None, str]:
     """Return why the kernel fails a trial, or None, and the remedy."""
     try:
         # In a thread of its own, where autocast, inference mode, torch modes and the hooks of activation checkpoints
-        # are not in effect.
-        with ThreadPoolExecutor(1) as pool:
+        # are not in effect, and which may wait for the device beside a thread that captures a CUDA graph.
+        with ThreadPoolExecutor(1, initializer=gpu.ignore_captures) as pool:
             errors = pool.submit(trial.errors).result()
     except Exception as exception:  # no compiler, a cache that cannot be written, a GPU of the future
         first_line = str(exception).strip().partition('\n')[0]

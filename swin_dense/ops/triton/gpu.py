@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
@@ -61,18 +64,16 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
 
 
-def is_capturing() -> bool:
-    """Return whether this thread captures a CUDA graph, or any thread on the stream that torch captures on by default.
+def ignore_captures() -> None:
+    """Let this thread allocate memory and wait for the device while other threads capture CUDA graphs.
 
-    In the default mode of a capture, no thread may allocate memory or wait for the device.
+    In the default mode of a capture, 'global', both end it with an error, whichever thread they are in. torch can
+    neither say whether another thread captures, nor change the mode of a thread, so this calls the driver.
     """
-    if torch.cuda.is_current_stream_capturing():
-        return True
-    stream = getattr(torch.cuda.graph, 'default_capture_stream', None)  # not documented
-    if stream is None:
-        return False
-    with torch.cuda.stream(stream):
-        return torch.cuda.is_current_stream_capturing()
+    if torch.cuda.is_available():
+        driver = ctypes.CDLL('nvcuda.dll' if os.name == 'nt' else 'libcuda.so.1')
+        thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def aligned(x: Tensor) -> Tensor:
