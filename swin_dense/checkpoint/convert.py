@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.choose import Value, choose, family_of, outside
-from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, plain_name
+from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, Value, choose, outside, plain_name
 from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import offsets, trained_window, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
@@ -145,8 +144,7 @@ def convert(
         raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     values: dict[str, Any] = flatten(checkpoint)
     names = {key: plain_name(key) for key in values}
-    scheme, prefix = choose(values, names.values(), described, prefix, ema)
-    family, label = family_of(scheme, prefix, names.values())
+    family, label, prefix = choose(values, names.values(), described, prefix, ema)
     keys_of: dict[Name, dict[int, str]] = {}  # by part
     others = []
     for key, plain in names.items():

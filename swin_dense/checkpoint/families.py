@@ -1,19 +1,26 @@
-"""Parameter names and layouts of Swin Transformers in other libraries, one table per family.
+"""Parameter names and layouts of Swin Transformers in other libraries, and how to recognise them.
 
-A family is a table of its names by role. Loading and export use the same table.
+A family is a table of its names by role. Loading and export use the same table. :func:`choose` finds the backbones in a
+checkpoint by these names alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.unpickler import StandIn
+from swin_dense.utils.checks import shortened
+from swin_dense.utils.choices import FAMILIES
 from swin_dense.utils.names import unwrapped
+
+Value = Tensor | StandIn
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
 
@@ -70,11 +77,12 @@ _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
             'pixel_level_module.encoder.',
         ),
         (r'\bhidden_states_norms\.(\d{1,3})\b', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
-        (r'\brpe_mlp\.', 'cpb_mlp.'),
+        (r'\b(?:rpe_mlp|continuous_position_bias_mlp)\.', 'cpb_mlp.'),
         (r'\battention\.self\.query\b', 'attention.q_proj'),
         (r'\battention\.self\.key\b', 'attention.k_proj'),
         (r'\battention\.self\.value\b', 'attention.v_proj'),
         (r'\battention\.self\.(?=relative_position_bias_table)', 'attention.relative_position_bias.'),
+        (r'\battention\.self\.(?=logit_scale|cpb_mlp\.)', 'attention.'),
         (r'\battention\.output\.dense\b', 'attention.o_proj'),
         (r'(?<=[\d}]\.)intermediate\.dense\b', 'mlp.fc1'),
         (r'(?<=[\d}]\.)output\.dense\b', 'mlp.fc2'),
@@ -215,6 +223,7 @@ TORCHVISION = Family(
     slice_order=True,
     index='flat',
 )
+_TRANSFORMERS_BLOCK = 'encoder.layers.{stage}.blocks.{block}'
 # The names of transformers 5.x, which also loads the names of older versions.
 TRANSFORMERS = Family(
     'transformers',
@@ -222,15 +231,12 @@ TRANSFORMERS = Family(
         'patch_proj': 'embeddings.patch_embeddings.projection',
         'patch_norm': 'embeddings.norm',
         'position': 'embeddings.position_embeddings',
-        'norm1': 'encoder.layers.{stage}.blocks.{block}.layernorm_before',
-        'table': 'encoder.layers.{stage}.blocks.{block}.attention.relative_position_bias.relative_position_bias_table',
-        'qkv': tuple(f'encoder.layers.{{stage}}.blocks.{{block}}.attention.{part}_proj' for part in 'qkv'),
-        'proj': 'encoder.layers.{stage}.blocks.{block}.attention.o_proj',
-        'norm2': 'encoder.layers.{stage}.blocks.{block}.layernorm_after',
-        'fc1': 'encoder.layers.{stage}.blocks.{block}.mlp.fc1',
-        'fc2': 'encoder.layers.{stage}.blocks.{block}.mlp.fc2',
-        'merge_norm': 'encoder.layers.{stage}.downsample.norm',
-        'merge': 'encoder.layers.{stage}.downsample.reduction',
+        **_names(_TRANSFORMERS_BLOCK, 'attention', ('mlp.fc1', 'mlp.fc2'), 'encoder.layers.{stage}.downsample'),
+        'norm1': f'{_TRANSFORMERS_BLOCK}.layernorm_before',
+        'table': f'{_TRANSFORMERS_BLOCK}.attention.relative_position_bias.relative_position_bias_table',
+        'qkv': tuple(f'{_TRANSFORMERS_BLOCK}.attention.{part}_proj' for part in 'qkv'),
+        'proj': f'{_TRANSFORMERS_BLOCK}.attention.o_proj',
+        'norm2': f'{_TRANSFORMERS_BLOCK}.layernorm_after',
         'out_norm': 'hidden_states_norms.stage{next}',
         'final_norm': 'layernorm',
     },
@@ -241,20 +247,19 @@ TRANSFORMERS = Family(
 OFFICIAL_V2 = replace(OFFICIAL, network='swinv2', coordinates=True)
 TIMM_V2 = replace(TIMM, network='swinv2')
 TORCHVISION_V2 = replace(TORCHVISION, network='swinv2', joined_bias=True, coordinates=True)
-_ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
 TRANSFORMERS_V2 = replace(
     TRANSFORMERS,
     names={
         **{role: name for role, name in TRANSFORMERS.names.items() if role != 'out_norm'},
-        'logit_scale': f'{_ATTENTION_V2}.self.logit_scale',
-        'cpb1': f'{_ATTENTION_V2}.self.continuous_position_bias_mlp.0',
-        'cpb2': f'{_ATTENTION_V2}.self.continuous_position_bias_mlp.2',
-        'q_bias': f'{_ATTENTION_V2}.self.query.bias',
-        'v_bias': f'{_ATTENTION_V2}.self.value.bias',
-        'qkv': tuple(f'{_ATTENTION_V2}.self.{part}' for part in ('query', 'key', 'value')),
-        'proj': f'{_ATTENTION_V2}.output.dense',
-        'fc1': 'encoder.layers.{stage}.blocks.{block}.intermediate.dense',
-        'fc2': 'encoder.layers.{stage}.blocks.{block}.output.dense',
+        'logit_scale': f'{_TRANSFORMERS_BLOCK}.attention.self.logit_scale',
+        'cpb1': f'{_TRANSFORMERS_BLOCK}.attention.self.continuous_position_bias_mlp.0',
+        'cpb2': f'{_TRANSFORMERS_BLOCK}.attention.self.continuous_position_bias_mlp.2',
+        'q_bias': f'{_TRANSFORMERS_BLOCK}.attention.self.query.bias',
+        'v_bias': f'{_TRANSFORMERS_BLOCK}.attention.self.value.bias',
+        'qkv': tuple(f'{_TRANSFORMERS_BLOCK}.attention.self.{part}' for part in ('query', 'key', 'value')),
+        'proj': f'{_TRANSFORMERS_BLOCK}.attention.output.dense',
+        'fc1': f'{_TRANSFORMERS_BLOCK}.intermediate.dense',
+        'fc2': f'{_TRANSFORMERS_BLOCK}.output.dense',
     },
     stems=('encoder.layers.', 'norm'),
     inner='',
@@ -281,5 +286,110 @@ FAMILY_OF_SCHEME = {
     (TORCHVISION, 'swinv2', False): TORCHVISION_V2,
     (TRANSFORMERS, 'swinv2', False): TRANSFORMERS_V2,
 }
-# Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
-MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
+# Roles whose names distinguish families from each other and a Swin from other networks.
+_DISTINCTIVE = {'norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2'}
+# Name components that mark a running average of the weights.
+_AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}
+# The momentum encoder of contrastive pretraining, which is not used for dense prediction.
+_MOMENTUM_BRANCHES = {'encoder_k'}
+# Entries that distinguish libraries with the same names: the library, the end of the backbone's prefix, the beginning
+# of an entry beside the backbone, and the label of the family.
+_LABELS = (
+    ('official', 'encoder.', 'encoder_k.', 'moby'),
+    ('official', 'encoder.', 'encoder.mask_token', 'simmim'),
+    ('mmdet', '', 'decode_head.', 'mmseg'),
+    ('mmdet', '', 'head.fc.weight', 'mmpretrain'),
+)
+
+
+def choose(
+    values: Mapping[str, Value], names: Collection[str], described: str, prefix: str | None, ema: bool
+) -> tuple[Family, str, str]:
+    """Return the family of the backbone to load, its label, and its prefix; see :func:`swin_dense.load_checkpoint`.
+
+    ``names`` are the keys of ``values``, as :func:`plain_name` spells them.
+
+    Raises CheckpointError if there is none, or if there are several and the options do not choose one.
+    """
+    found: dict[tuple[Family, str], list[Name]] = {}  # by naming scheme of blocks and prefix
+    for name in names:
+        for scheme in SCHEMES:
+            start = f'.{name}'.rfind(f'.{scheme.stems[0]}')
+            read = scheme.read(name[start:]) if start >= 0 else None
+            if read is not None:
+                found.setdefault((scheme, name[:start]), []).append(read)
+    roles = {choice: {name.role for name in read} for choice, read in found.items()}
+    candidates = [choice for choice in found if roles[choice] & _DISTINCTIVE]
+    if not candidates:
+        raise _none_found(values, described)
+    # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
+    ema = ema and 'ema_state_dict.steps' not in values
+    parts = {choice: set(choice[1].split('.')) for choice in candidates}
+    chosen = [c for c in candidates if bool(_AVERAGES & parts[c]) == ema and not _MOMENTUM_BRANCHES & parts[c]]
+    if prefix is not None:
+        # Those with this prefix, or else those whose prefix contains its components.
+        wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
+        named = [choice for choice in candidates if choice[1] == wanted]
+        if not named and wanted:
+            named = [choice for choice in candidates if f'.{wanted}' in f'.{choice[1]}']
+        chosen = [choice for choice in named if choice in chosen] or named
+    # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
+    # backbone, whole or partly wrapped, has more kinds of parameters.
+    kinds = {choice: len(roles[choice] & _DISTINCTIVE) for choice in chosen}
+    enough = min(3, max(kinds.values(), default=0))
+    chosen = [choice for choice in chosen if kinds[choice] >= enough]
+    if len(chosen) == 1:
+        scheme, prefix = chosen[0]
+        return *_family_of(scheme, found[chosen[0]], prefix, names), prefix
+    shown = listed(sorted({repr(shortened(start)) for _, start in chosen or candidates}))
+    if chosen:
+        why = f'the checkpoint contains several backbones, under {shown}; choose one with prefix='
+    elif prefix is not None:
+        why = f'no backbone under prefix={prefix!r}, only under {shown}'
+    elif ema:
+        why = 'the checkpoint contains no running average of the weights; omit ema=True'
+    else:
+        why = f'the checkpoint contains only running averages, under {shown}; load them with ema=True'
+    raise CheckpointError(f'{described}: {why}')
+
+
+def _family_of(scheme: Family, read: list[Name], prefix: str, names: Collection[str]) -> tuple[Family, str]:
+    """Return the family of those that share the names of blocks, and its label in reports."""
+    last = max(name.stage for name in read if name.block is not None)
+    merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in read)
+    # Only Swin V2 has both; Swin V1 and other networks called "V2" do not.
+    network = 'swinv2' if {'logit_scale', 'cpb1'} <= {name.role for name in read} else 'swin'
+    family = FAMILY_OF_SCHEME.get((scheme, network, merges_first))
+    family = family or FAMILY_OF_SCHEME.get((scheme, network, False), scheme)
+    for library, end, beside, label in _LABELS:
+        start = outside(prefix) + beside
+        may_be = family.name == library and prefix.endswith(end)
+        if may_be and any(name.startswith(start) for name in names):
+            return family, label
+    return family, family.name
+
+
+def outside(prefix: str) -> str:
+    """Return the prefix of the module that contains the one with this prefix."""
+    return ''.join(prefix[:-1].rpartition('.')[:2])
+
+
+def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
+    objects = {name: value for name, value in values.items() if isinstance(value, StandIn)}
+    tensors = [name for name in values if name not in objects]
+    models = [name for name, value in objects.items() if value.is_module]
+    if models and not tensors:
+        where = f' under {shortened(models[0])!r}' if models[0] else ''
+        kind = shortened(objects[models[0]].kind)
+        return CheckpointError(
+            f'{described} holds a whole model, pickled as a {kind}{where}, not its weights. Reading it would run the '
+            'code of its class; nothing was run. Where the class is installed, save the weights instead: '
+            "torch.save(model.state_dict(), 'weights.pth'). Only if you trust the author of the file, load it with "
+            'load_checkpoint(..., trust=True)'
+        )
+    kinds = listed(sorted({value.kind for value in objects.values()}))
+    ignored = f' and objects of {kinds}, which are not read' if objects else ''
+    return CheckpointError(
+        f'{described}: no parameters of a Swin Transformer were found; the checkpoint contains '
+        f'{listed(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(FAMILIES)}'
+    )
