@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, Value, choose, outside, plain_name
 from swin_dense.checkpoint.report import CheckpointError
-from swin_dense.checkpoint.resize import offsets, trained_window, window_of_index
+from swin_dense.checkpoint.resize import offsets, window_of_index, windows_of_coordinates
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.checks import shortened
@@ -78,16 +78,16 @@ class Weights:
     def size_of(self, name: str) -> Pair | None:
         """Return the window or grid of a parameter: if only the number of its rows is known, a square one."""
         parameter = self.parameters.get(name)
-        if parameter is None or parameter.tensor is None or parameter.size is not None:
-            return None if parameter is None else parameter.size
+        if parameter is None or parameter.tensor is None:
+            return None
         shape = parameter.tensor.shape
-        if name.endswith(TABLE) and len(shape) == 2:
-            side = math.isqrt(shape[0])
-            return ((side + 1) // 2,) * 2 if side * side == shape[0] and side % 2 else None
-        if name == 'absolute_pos_embed' and len(shape) == 3:
+        if parameter.size is None and name.endswith(TABLE) and len(shape) == 2:
+            side = (math.isqrt(shape[0]) + 1) // 2
+            return (side, side) if (2 * side - 1) ** 2 == shape[0] else None
+        if parameter.size is None and name == 'absolute_pos_embed' and len(shape) == 3:
             side = math.isqrt(shape[1])
-            return (side, side) if side * side == shape[1] else None
-        return None
+            return (side, side) if side**2 == shape[1] else None
+        return parameter.size
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
@@ -163,15 +163,15 @@ def convert(
     trained_windows, left_out = {}, {}
     for name, parts in parts_of.items():
         stored = tuple(keys_of[name].values())
-        size, trained = _sizes(name, stored[0], values, window_size)
-        if trained is not None:
-            trained_windows[name.stage] = trained
         why = _why_unusable(parts, len(family.templates(name.role)))
         if why:
-            parameters[name.ours] = Parameter(stored, None, why, size)
+            parameters[name.ours] = Parameter(stored, None, why)
             continue
         if is_transposed and name.role in LINEAR:
             parts = [part.T if part.ndim == 2 else part for part in parts]
+        size, trained = _sizes(name, stored[0], values, window_size)
+        if trained is not None:
+            trained_windows[name.stage] = trained
         parameters[name.ours] = Parameter(stored, family.decode(name, parts), size=size)
     for key in others:
         value, inner = values[key], names[key].removeprefix(prefix)
@@ -218,7 +218,7 @@ def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
 
     Raises CheckpointError if some are and others are not: which of the square ones are is then unknown.
     """
-    found = {}  # whether a weight is transposed, by its name
+    found: dict[bool, Name] = {}  # a weight that is transposed, and one that is not
     for name, parts in parts_of.items():
         bias = parts_of.get(dataclasses.replace(name, leaf='.bias'))
         if name.leaf != '.weight' or name.role not in LINEAR or _why_unusable(parts) or parts[0].ndim != 2:
@@ -229,42 +229,35 @@ def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
         else:
             outputs = 0 if bias is None or _why_unusable(bias) else bias[0].numel()
         if rows != columns and outputs in (rows, columns):
-            found[name.ours] = outputs == columns
-    if len(set(found.values())) > 1:
-        one, other = (next(ours for ours in found if found[ours] is which) for which in (True, False))
+            found.setdefault(outputs == columns, name)
+    if len(found) == 2:
         raise CheckpointError(
-            f'{described}: {one} is (inputs, outputs), but {other} is (outputs, inputs); store all linear weights as '
-            'torch does, (outputs, inputs)'
+            f'{described}: {found[True].ours} is (inputs, outputs), but {found[False].ours} is (outputs, inputs); '
+            'store all linear weights as torch does, (outputs, inputs)'
         )
-    return any(found.values())
+    return True in found
 
 
 def _sizes(
-    name: Name, key: str, values: Mapping[str, Value], window_size: Pair | None
+    name: Name, key: str, values: Mapping[str, Any], window_size: Pair | None
 ) -> tuple[Pair | None, Pair | None]:
     """Return the window or grid of a parameter, and the window with which V2's was trained, as the checkpoint has them.
 
     A buffer beside a relative position table, or beside V2's logit_scale, determines them.
     """
-    if name.role == 'logit_scale':
-        coordinates: Any = values.get(key.replace('logit_scale', COORDINATES))
-        if coordinates is None or _why_unusable([coordinates]) or coordinates.is_meta:
-            return None, None
-        if coordinates.ndim != 4 or coordinates.shape[3] != 2:
-            return None, None
-        window = (coordinates.shape[1] + 1) // 2, (coordinates.shape[2] + 1) // 2
-        return window, trained_window(coordinates)
-    tensor: Any = values[key]
-    if name.role not in ('table', 'position') or _why_unusable([tensor]):
-        return None, None
+    shape = values[key].shape
     if name.role == 'position':
-        return ((tensor.shape[2], tensor.shape[3]) if tensor.ndim == 4 else None), None
-    rows = tensor.shape[:1].numel()
-    if window_size and rows == math.prod(offsets(window_size)):
+        return ((shape[2], shape[3]) if len(shape) == 4 else None), None
+    if name.role not in ('table', 'logit_scale'):
+        return None, None
+    rows = shape[:1].numel()
+    if name.role == 'table' and window_size and rows == math.prod(offsets(window_size)):
         return window_size, None
-    index: Any = values.get(key.replace('relative_position_bias_table', 'relative_position_index'))
-    is_usable = index is not None and not _why_unusable([index]) and not index.is_meta
-    return (window_of_index(index, rows) if is_usable else None), None
+    buffer = 'relative_position_index' if name.role == 'table' else COORDINATES
+    beside = values.get(f'{key.rpartition(".")[0]}.{buffer}')
+    if beside is None or _why_unusable([beside]) or beside.is_meta:
+        return None, None
+    return (window_of_index(beside, rows), None) if name.role == 'table' else windows_of_coordinates(beside)
 
 
 def _split_biases(parameters: dict[str, Parameter]) -> None:

@@ -215,7 +215,7 @@ def local_file(address: str) -> Iterator[Path]:
         elif parts.scheme == 'hf':
             path = _download_from_hub(address)
         else:
-            path = stack.enter_context(_fetched_by_fsspec(address))
+            path = _fetch_by_fsspec(address, stack.enter_context(tempfile.TemporaryDirectory()))
         try:
             _check_digest(path, digest)
             yield path
@@ -326,21 +326,19 @@ def _download_from_hub(address: str) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _fetched_by_fsspec(address: str) -> Iterator[Path]:
+def _fetch_by_fsspec(address: str, folder: str) -> Path:
     import fsspec  # a dependency of torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
-        try:
-            system, inside = fsspec.core.url_to_fs(address)
-            system.get_file(inside, str(path))
-        except ImportError as error:
-            raise ImportError(f'{shown(address)}: {error}') from error
-        except Exception as error:  # of any file system
-            reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
-            raise CheckpointError(
-                f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
-                'file:// or a scheme that fsspec supports'
-            ) from error
-        yield path
+    path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
+    try:
+        system, inside = fsspec.core.url_to_fs(address)
+        system.get_file(inside, str(path))
+    except ImportError as error:
+        raise ImportError(f'{shown(address)}: {error}') from error
+    except Exception as error:  # of any file system
+        reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
+        raise CheckpointError(
+            f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
+            'file:// or a scheme that fsspec supports'
+        ) from error
+    return path

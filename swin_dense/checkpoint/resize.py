@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Pair
 
 # Beyond these, a coordinate buffer is damaged. The outermost coordinate is 1.06 if the window is that of the training.
@@ -28,21 +28,23 @@ def window_of_index(index: Tensor, length: int) -> Pair | None:
     return None
 
 
-def trained_window(coordinates: Tensor) -> Pair | None:
-    """Return the pretraining window to which a coordinate buffer is scaled, or None if its values do not determine it.
+def windows_of_coordinates(coordinates: Tensor) -> tuple[Pair | None, Pair | None]:
+    """Return the window of a ``relative_coords_table`` buffer of V2, and that of the training, to which it is scaled.
 
-    The buffer ``relative_coords_table`` is (1, 2 * window height - 1, 2 * window width - 1, 2).
+    The buffer is (1, 2 * window height - 1, 2 * window width - 1, 2). None is a window that it does not determine.
     """
-    sides = []
-    for axis, rows in enumerate(coordinates.shape[1:3]):
-        side = (rows + 1) // 2
+    if coordinates.ndim != 4 or coordinates.shape[3] != 2:
+        return None, None
+    height, width = ((rows + 1) // 2 for rows in coordinates.shape[1:3])
+    trained = []
+    for axis, side in enumerate((height, width)):
         outermost = coordinates[..., axis].double().abs().max().item()
         scaled = math.expm1(outermost * math.log(8)) if 0 < outermost < _LARGEST_COORDINATE else 0
-        trained = 1 + 8 * (side - 1) / scaled if scaled else 0
-        if not 1.5 < trained < _LARGEST_WINDOW:
-            return None
-        sides.append(round(trained))
-    return sides[0], sides[1]
+        trained_side = 1 + 8 * (side - 1) / scaled if scaled else 0
+        if not 1.5 < trained_side < _LARGEST_WINDOW:
+            return (height, width), None
+        trained.append(round(trained_side))
+    return (height, width), (trained[0], trained[1])
 
 
 def offsets(window: Pair) -> Pair:
@@ -52,9 +54,8 @@ def offsets(window: Pair) -> Pair:
 
 def resize_table(table: Tensor, old: Pair, new: Pair) -> Tensor:
     """Interpolate a bias table ((2 * height - 1) * (2 * width - 1), A) from one window to another, in tokens."""
-    maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(old))
-    resized = F.interpolate(maps, offsets(new), mode='bicubic')
-    return resized.flatten(2)[0].T.contiguous().to(table.dtype)
+    resized = resize_position(table[None], offsets(old), offsets(new))
+    return resized[0].flatten(0, 1).contiguous().to(table.dtype)
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:

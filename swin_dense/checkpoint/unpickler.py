@@ -73,7 +73,7 @@ class StandIn(dict):
         self.is_module |= isinstance(state, dict) and '_modules' in state
 
 
-class Weights(dict):
+class StateDict(dict):
     """An OrderedDict, with the ``_metadata`` of a state dict."""
 
     _metadata: Any = None
@@ -131,10 +131,6 @@ class Array(np.ndarray):
 
     def __reduce__(self) -> Any:
         return np.asarray(self).__reduce__()
-
-
-def _reconstruct(*_: Any) -> Array:
-    return Array()
 
 
 def _scalar(dtype: DType, data: Any = b'') -> Any:
@@ -217,7 +213,7 @@ _STORAGES = {
 NUMPY_GLOBALS: dict[str, Any] = {
     'numpy.ndarray': Array,
     'numpy.dtype': DType,
-    **{f'numpy.{core}.multiarray._reconstruct': _reconstruct for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray._reconstruct': Array for core in ('core', '_core')},
     **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
     **{f'numpy.{core}.numeric._frombuffer': _frombuffer for core in ('core', '_core')},
 }
@@ -225,7 +221,7 @@ ALLOWED: dict[str, Any] = {
     **NUMPY_GLOBALS,
     '_codecs.encode': _encode,
     'builtins.bytes': lambda: b'',
-    'collections.OrderedDict': Weights,
+    'collections.OrderedDict': StateDict,
     'torch.Size': lambda numbers=(): torch.Size(numbers),
     # Of a subclass, or with attributes: a plain tensor.
     'torch._tensor._rebuild_from_type_v2': lambda rebuild, _, arguments, *__: rebuild(*arguments),
@@ -298,17 +294,15 @@ class Unpickler(_PythonUnpickler):
             raise UnpicklingError(f'{data.nbytes()} bytes for {length} numbers of {kind}')
         return _Storage(data, kind, length)
 
-    def _call(self, function: Any, arguments: Any) -> None:
+    def _load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        function = self.stack.pop()
         if not isinstance(arguments, tuple) or len(arguments) > _MOST_ARGUMENTS:
             raise UnpicklingError('it calls something with too many arguments')
         self.claim(len(arguments))
         if not isinstance(function, StandIn):
             self.claim(sum(len(value) for value in arguments if isinstance(value, (str, bytes, list, tuple))))
         self.append(function(*arguments))
-
-    def _load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        self._call(self.stack.pop(), arguments)
 
     def _load_newobj_ex(self) -> None:
         self.stack.pop()  # keywords
@@ -319,7 +313,7 @@ class Unpickler(_PythonUnpickler):
         changed = self.stack[-1]
         if isinstance(changed, Array):
             self.claim(len(state[-1]))
-        if isinstance(changed, (Array, DType, StandIn, Weights)):
+        if isinstance(changed, (Array, DType, StandIn, StateDict)):
             changed.__setstate__(state)
 
     def _load_append(self) -> None:
@@ -392,11 +386,6 @@ def _key(value: Any) -> Any:
     return value
 
 
-def load(file: Any, length: int) -> Any:
-    """Return the content of a plain pickle of ``length`` bytes; see :class:`Unpickler`."""
-    return Unpickler(file, length).load()
-
-
 def read_pickle(path: Path, trust: bool = False) -> Any:
     """Read a file of ``torch.save``, or a plain pickle of arrays or tensors, as in projects based on detectron2.
 
@@ -416,7 +405,7 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
             if _MAGIC in start:
                 return _read_legacy(content, len(content))
             if _is_plain(start):
-                return load(content, len(content))
+                return Unpickler(content, len(content)).load()
     raise UnpicklingError('it is not a file of torch.save')
 
 

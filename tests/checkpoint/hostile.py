@@ -56,7 +56,8 @@ _NAMES = names_of("""
     pickle:loads copyreg:_reconstructor copyreg:__newobj__ functools:partial operator:attrgetter types:CodeType
     ctypes:CDLL torch:load torch:jit.load torch.nn:Linear torch.storage:UntypedStorage.from_file numpy:memmap
     numpy:ndarray.tofile numpy.core.multiarray:fromfile numpy.f2py.crackfortran:getlincoef
-    collections:OrderedDict.update swin_dense.checkpoint.unpickler:load collections:OrderedDict.__init__.__globals__
+    collections:OrderedDict.update swin_dense.checkpoint.unpickler:read_pickle
+    collections:OrderedDict.__init__.__globals__
 """)
 _ODD = (
     *(bytes([code]) for code in b'bRN}]Qsa02\x81\x85\x88\x89'),

@@ -60,9 +60,10 @@ NAMES = names_of("""
     torch.serialization:load torch.nn:Linear torch.storage:UntypedStorage.from_file torch:FloatStorage
     torch.storage:TypedStorage numpy:load numpy:fromfile numpy:memmap numpy:matrix numpy:ndarray.tofile
     numpy.core.multiarray:fromfile numpy.core:multiarray.scalar numpy.f2py.crackfortran:getlincoef
-    collections:OrderedDict.update collections:OrderedDict.__init__.__globals__ swin_dense.checkpoint.unpickler:load
-    swin_dense.checkpoint.unpickler:sys.modules collections:OrderedDict torch:Size torch:float32
-    torch._utils:_rebuild_tensor_v2 torch._utils:_rebuild_tensor_v3 torch._utils:_rebuild_parameter numpy:dtype
+    collections:OrderedDict.update collections:OrderedDict.__init__.__globals__
+    swin_dense.checkpoint.unpickler:read_pickle swin_dense.checkpoint.unpickler:sys.modules
+    collections:OrderedDict torch:Size torch:float32 torch._utils:_rebuild_tensor_v2
+    torch._utils:_rebuild_tensor_v3 torch._utils:_rebuild_parameter numpy:dtype
     torch._tensor:_rebuild_from_type_v2 torch.storage:_load_from_bytes numpy:ndarray torch.storage:UntypedStorage
     numpy.core.multiarray:_reconstruct builtins:bytes numpy.core.multiarray:scalar numpy._core.numeric:_frombuffer
     _codecs:encode

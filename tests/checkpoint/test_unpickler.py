@@ -26,7 +26,7 @@ KNOWN = [*ALLOWED.values(), unpickler._storage_from_bytes]
 
 
 def loads(program):
-    return unpickler.load(io.BytesIO(program), len(program))
+    return unpickler.Unpickler(io.BytesIO(program), len(program)).load()
 
 
 @pytest.mark.parametrize('save', SAVERS)
@@ -154,7 +154,7 @@ def test_no_other_name_is_resolved(monkeypatch):
 
 
 PLAIN = (int, str, bytes, bytearray, float, bool, type(None), list, tuple, dict, set, frozenset)
-OF_WEIGHTS = (unpickler.Weights, unpickler.Array, unpickler.DType, torch.Size, torch.dtype, torch.Tensor)
+OF_WEIGHTS = (unpickler.StateDict, unpickler.Array, unpickler.DType, torch.Size, torch.dtype, torch.Tensor)
 HARMLESS = (*PLAIN, *OF_WEIGHTS, StandIn, type, types.FunctionType)
 
 
