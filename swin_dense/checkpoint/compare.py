@@ -22,9 +22,10 @@ Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')
 OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 HEAD = ('head.weight', 'head.bias')
+OF_CLASSIFIER = frozenset({'norm.weight', 'norm.bias', *HEAD})
 # Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
-_OF_CLASSIFIER = (
+_CLASSIFIER_CLAMPS = (
     'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
     'outputs, build the model with clamp_window=True'
 )
@@ -136,64 +137,72 @@ def compare(
     if renamed:
         target = target.extended_by(renamed)
     fitted = {}
-    for name, shape in target.shapes.items():
-        tensor = _fit(name, shape, weights, target, report)
-        if tensor is not None:
+    for name in [name for name in target.shapes if name in weights.parameters]:
+        tensor, how = _fit(name, weights, target)
+        if tensor is None:
+            report.mismatched[name] = how
+        elif damage := _damage(weights.tensors[name]):
+            report.damaged[name] = damage
+        else:
             fitted[name] = tensor
+            if how:
+                report.resized[name] = how
     report.loaded = list(fitted)
     report.missing = [name for name in target.shapes if name not in fitted]
     report.new = [name for name in report.missing if _is_new(name, weights, target)]
+    excess: list[str] = []  # keys of a Swin
     unused = [name for name in weights.parameters if name not in target.shapes]
-    excess = [key for name in unused for key in _report_unused(name, weights, target, report)]
+    for name in unused:
+        keys = weights.parameters[name].keys
+        reason = _why_left_out(name, target)
+        if reason:
+            report.left_out.update(dict.fromkeys(keys, reason))
+            continue
+        report.unexpected += keys
+        if is_standard(name) or weights.layout.is_numbered(name):
+            excess += keys
+    if not target.backbone.clamp_window and not OF_CLASSIFIER.isdisjoint(unused):
+        report.notes.append(_CLASSIFIER_CLAMPS)
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
         raise misfit(report, nearly(weights, target.names), options_of(weights.shapes), wanted, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
-def _fit(name: str, shape: Shape | None, weights: Weights, target: Target, report: Report) -> Tensor | None:
-    """Return the tensor for a parameter, resized if it has to be, or None; report the change, or why there is none."""
-    parameter = weights.parameters.get(name)
-    if parameter is None:
-        return None
+def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, str]:
+    """Return the tensor for a parameter, and how it was resized, if it was; or None, and why there is none."""
+    parameter, shape = weights.parameters[name], target.shapes[name]
     tensor = parameter.tensor
     if tensor is None:
-        report.mismatched[name] = parameter.unusable
-        return None
+        return None, parameter.unusable
     if tensor.is_meta and not target.is_meta:
-        report.mismatched[name] = 'without values in the checkpoint (device meta)'
-        return None
+        return None, 'without values in the checkpoint (device meta)'
     if not tensor.is_floating_point() and name not in target.added:
-        report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
-        return None
-    # In float32, because finite 64-bit values can overflow in the model.
-    if not tensor.is_meta and (count := int((~tensor.float().isfinite()).sum())):
-        report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
-        return None
+        return None, f'{tensor.dtype} in the checkpoint, floating point in the model'
     new: Pair | None = None
     if name.endswith(TABLE) and (stage := STAGE.match(name)):
         new = target.backbone.windows[int(stage[1])]
     elif name == 'absolute_pos_embed':
         new = target.backbone.position_grid
-    given, old = tuple(tensor.shape), weights.size_of(name)
-    if shape is None or (given == shape and parameter.size in (None, new)):
-        return tensor
+    given, old = tuple(tensor.shape), parameter.size
+    if shape is None or (given == shape and (old == new or not parameter.size_is_known)):
+        return tensor, ''
     fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
     if old and new and name.endswith(TABLE) and given[1:] == shape[1:]:
-        tensor = resize_table(tensor, old, new)
-        report.resized[name] = f'window {_by(old)} to {_by(new)}, bicubic'
-    elif old and new and name == 'absolute_pos_embed' and fits_but_for_axis_1:
-        tensor = resize_position(tensor, old, new).flatten(1, 2).contiguous().to(tensor.dtype)
-        report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
-    elif name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
-        tensor = adapt_channels(tensor, shape[1])
-        report.resized[name] = f'image channels {given[1]} to {shape[1]}'
-    if tensor.shape == shape:
-        return tensor
-    report.mismatched[name] = f'{given} in the checkpoint, {shape} in the model'
-    if name.endswith(TABLE) and old is None:
-        report.mismatched[name] += _NOT_SQUARE
-    return None
+        return resize_table(tensor, old, new), f'window {_by(old)} to {_by(new)}, bicubic'
+    if old and new and name == 'absolute_pos_embed' and fits_but_for_axis_1:
+        resized = resize_position(tensor, old, new).flatten(1, 2).contiguous().to(tensor.dtype)
+        return resized, f'grid {_by(old)} to {_by(new)}, bicubic'
+    if name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
+        return adapt_channels(tensor, shape[1]), f'image channels {given[1]} to {shape[1]}'
+    advice = _NOT_SQUARE if name.endswith(TABLE) and old is None else ''
+    return None, f'{given} in the checkpoint, {shape} in the model{advice}'
+
+
+def _damage(tensor: Tensor) -> str:
+    # In float32, because finite 64-bit values can overflow in the model.
+    count = 0 if tensor.is_meta else int((~tensor.float().isfinite()).sum())
+    return f'{count} of its {tensor.numel()} values are NaN or infinite' if count else ''
 
 
 def check_windows(described: str, weights: Weights, target: Target, allow_partial: bool = False) -> list[str]:
@@ -203,25 +212,21 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     ``allow_partial``, return the doubts alone.
     """
     backbone, stages = target.backbone, len(target.backbone.stages)
-    windows = {}  # of the tables, by stage
-    for name in weights.parameters:
-        stage, window = STAGE.match(name), weights.size_of(name)
-        if name.endswith(TABLE) and stage and window and int(stage[1]) < stages:
-            windows[int(stage[1])] = window
-    others = [stage for stage, window in windows.items() if window != backbone.windows[stage]]
-    if len(set(windows.values())) > 1 and others and not allow_partial:
-        shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
-        raise CheckpointError(
-            f'{described}: its windows differ per stage ({shown} tokens), and from those of the model, so tables '
-            'would be resized, which changes the maps. Build the model with these windows, as a list window_size, or '
-            'resize them with load_checkpoint(..., allow_partial=True)'
-        )
     if weights.layout.network == 'swin':
+        windows = {stage: window for stage, window in weights.windows.items() if window and stage < stages}
+        differ = any(window != backbone.windows[stage] for stage, window in windows.items())
+        if len(set(windows.values())) > 1 and differ and not allow_partial:
+            shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
+            raise CheckpointError(
+                f'{described}: its windows differ per stage ({shown} tokens), and from those of the model, so tables '
+                'would be resized, which changes the maps. Build the model with these windows, as a list window_size, '
+                'or resize them with load_checkpoint(..., allow_partial=True)'
+            )
         return []
-    if not weights.trained_windows:
+    given = [weights.trained_windows.get(stage) for stage in range(stages)]
+    if not any(weights.trained_windows.values()):
         own = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
         return [_WINDOWS_UNKNOWN.format(window=own)] if 0 in backbone.pretrained_window_size else []
-    given = [weights.trained_windows.get(stage) for stage in range(stages)]
     pairs = list(zip(given, backbone.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
     if backbone.clamp_window and pairs[0][0] == pairs[0][1]:
@@ -262,23 +267,16 @@ def _is_new(name: str, weights: Weights, target: Target) -> bool:
     return weights.parameters.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
 
 
-def _report_unused(name: str, weights: Weights, target: Target, report: Report) -> list[str]:
-    """Report an entry of the checkpoint without a parameter in the model; return its keys if it is one of a Swin."""
-    keys, stage, norm = list(weights.parameters[name].keys), STAGE.match(name), OUT_NORM.fullmatch(name)
-    stages = len(target.backbone.stages)
+def _why_left_out(name: str, target: Target) -> str:
+    """Return why a model does not need an entry of the checkpoint, or '' for entries that it should have."""
+    stage, norm, stages = STAGE.match(name), OUT_NORM.fullmatch(name), len(target.backbone.stages)
     if name.startswith(f'stages.{stages - 1}.downsample.') or (stage and int(stage[1]) >= stages):
-        reason = 'stages above the last output'
-    elif norm and not any(own.startswith(f'norm{norm[1]}.') for own in target.names):
-        reason = 'norms of stages that are not returned'
-    elif name in ('norm.weight', 'norm.bias', *HEAD):
-        reason = 'the classifier' if name in HEAD else "the classifier's final norm"
-        if not target.backbone.clamp_window and _OF_CLASSIFIER not in report.notes:
-            report.notes.append(_OF_CLASSIFIER)
-    else:
-        report.unexpected += keys
-        return keys if is_standard(name) or weights.layout.is_numbered(name) else []
-    report.left_out.update(dict.fromkeys(keys, reason))
-    return []
+        return 'stages above the last output'
+    if norm and not any(own.startswith(f'norm{norm[1]}.') for own in target.names):
+        return 'norms of stages that are not returned'
+    if name in OF_CLASSIFIER:
+        return 'the classifier' if name in HEAD else "the classifier's final norm"
+    return ''
 
 
 def _by(pair: Sequence[int]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,12 +24,10 @@ from swin_dense.utils.checks import shortened
 TABLE = '.relative_position_bias_table'
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
 _LEFT_OUT = {
-    re.compile(
-        r'.*(relative_position_index|relative_position_bias|relative_coords_table|attn_mask)'
-    ): 'buffers that are computed here',
-    re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
-    re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
-    re.compile(r'decoder\..*'): 'decoder of the pretraining',
+    r'.*(relative_position_(?:index|bias)|relative_coords_table|attn_mask)': 'buffers that are computed here',
+    r'(head|classifier|fc)\..*': 'the classifier',
+    r'(.*\.)?mask_token': 'mask token of the pretraining',
+    r'decoder\..*': 'decoder of the pretraining',
 }
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
 _MAX_DEPTH = 32  # of nested dicts
@@ -47,9 +44,8 @@ class Parameter:
     keys: tuple[str, ...]  # in the checkpoint; several if it stores the parameter in parts
     tensor: Tensor | None  # in our layout
     unusable: str = ''  # why there is no tensor
-    # (height, width), if more than the number of rows says it: the window of a relative position table or of V2's
-    # logit_scale, or the grid of the absolute position embedding.
-    size: Pair | None = None
+    size: Pair | None = None  # (height, width): the window of a table, the grid of the absolute position embedding
+    size_is_known: bool = False  # rather than taken to be square
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,8 @@ class Weights:
     prefix: str  # of the backbone's keys in the checkpoint
     layout: Family
     parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
-    trained_windows: Mapping[int, Pair]  # by stage: with which V2's position networks were trained, if known
+    windows: Mapping[int, Pair | None]  # by stage: of tables, or of the buffers beside V2's position networks
+    trained_windows: Mapping[int, Pair | None]  # by stage: with which V2's position networks were trained
     left_out: Mapping[str, str]  # why keys are skipped on purpose
     is_transposed: bool  # linear weights were (inputs, outputs)
 
@@ -74,20 +71,6 @@ class Weights:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-
-    def size_of(self, name: str) -> Pair | None:
-        """Return the window or grid of a parameter: if only the number of its rows is known, a square one."""
-        parameter = self.parameters.get(name)
-        if parameter is None or parameter.tensor is None:
-            return None
-        shape = parameter.tensor.shape
-        if parameter.size is None and name.endswith(TABLE) and len(shape) == 2:
-            side = (math.isqrt(shape[0]) + 1) // 2
-            return (side, side) if (2 * side - 1) ** 2 == shape[0] else None
-        if parameter.size is None and name == 'absolute_pos_embed' and len(shape) == 3:
-            side = math.isqrt(shape[1])
-            return (side, side) if side**2 == shape[1] else None
-        return parameter.size
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
@@ -129,14 +112,9 @@ def convert(
     ema: bool = False,
     window_size: Pair | None = None,
 ) -> Weights:
-    """Find the backbone in a checkpoint, and convert it; see :func:`swin_dense.load_checkpoint`.
+    """Find the backbone in nested dicts of tensors, and convert it; see :func:`swin_dense.load_checkpoint`.
 
-    Args:
-        checkpoint: nested dicts of tensors.
-        described: its name in messages.
-        prefix: which backbone to take.
-        ema: whether to take the running average.
-        window_size: (height, width) in tokens of the window of the tables that it fits.
+    ``described`` is the name of the checkpoint in messages. ``window_size`` is (height, width) in tokens.
 
     Raises CheckpointError if there is no backbone or no single one, or if the checkpoint contradicts itself.
     """
@@ -150,7 +128,7 @@ def convert(
     for key, plain in names.items():
         read = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
         if read is not None:
-            keys = keys_of.setdefault(dataclasses.replace(read, part=0), {})
+            keys = keys_of.setdefault(replace(read, part=0), {})
             if read.part in keys:
                 both = f'{shortened(keys[read.part])} and {shortened(key)}'
                 raise CheckpointError(f'{described}: {both} are the same parameter')
@@ -160,19 +138,24 @@ def convert(
     parts_of = {name: [values[keys[part]] for part in sorted(keys)] for name, keys in keys_of.items()}
     is_transposed = _is_transposed(parts_of, described)
     parameters: dict[str, Parameter] = {}
-    trained_windows, left_out = {}, {}
+    windows: dict[int, Pair | None] = {}
+    trained_windows: dict[int, Pair | None] = {}
+    left_out: dict[str, str] = {}
     for name, parts in parts_of.items():
         stored = tuple(keys_of[name].values())
+        coordinates = _buffer_beside(stored[0], COORDINATES, values) if name.role == 'logit_scale' else None
+        if coordinates is not None:
+            windows[name.stage], trained_windows[name.stage] = windows_of_coordinates(coordinates)
         why = _why_unusable(parts, len(family.templates(name.role)))
         if why:
             parameters[name.ours] = Parameter(stored, None, why)
             continue
         if is_transposed and name.role in LINEAR:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        size, trained = _sizes(name, stored[0], values, window_size)
-        if trained is not None:
-            trained_windows[name.stage] = trained
-        parameters[name.ours] = Parameter(stored, family.decode(name, parts), size=size)
+        size, is_known = _size_of(name, stored[0], parts[0], values, window_size)
+        if name.role == 'table':
+            windows[name.stage] = size
+        parameters[name.ours] = Parameter(stored, family.decode(name, parts), '', size, is_known)
     for key in others:
         value, inner = values[key], names[key].removeprefix(prefix)
         head, why = _HEAD.fullmatch(names[key]), _why_unusable([value])
@@ -181,13 +164,13 @@ def convert(
             parameters[f'head.{head[2]}'] = Parameter((key,), weight)
         elif not names[key].startswith(prefix):
             left_out[key] = 'other parts of the model'
-        elif reason := next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(inner)), None):
-            left_out[key] = reason
+        elif reasons := [reason for pattern, reason in _LEFT_OUT.items() if re.fullmatch(pattern, inner)]:
+            left_out[key] = reasons[0]
         else:
             parameters[inner] = Parameter((key,), None if why else value, why)
     if family.joined_bias:
         _split_biases(parameters)
-    return Weights(described, label, prefix, family, parameters, trained_windows, left_out, is_transposed)
+    return Weights(described, label, prefix, family, parameters, windows, trained_windows, left_out, is_transposed)
 
 
 def _why_unusable(parts: list[Any], expected: int = 1) -> str:
@@ -220,7 +203,7 @@ def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
     """
     found: dict[bool, Name] = {}  # a weight that is transposed, and one that is not
     for name, parts in parts_of.items():
-        bias = parts_of.get(dataclasses.replace(name, leaf='.bias'))
+        bias = parts_of.get(replace(name, leaf='.bias'))
         if name.leaf != '.weight' or name.role not in LINEAR or _why_unusable(parts) or parts[0].ndim != 2:
             continue
         rows, columns = parts[0].shape
@@ -238,26 +221,35 @@ def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
     return True in found
 
 
-def _sizes(
-    name: Name, key: str, values: Mapping[str, Any], window_size: Pair | None
-) -> tuple[Pair | None, Pair | None]:
-    """Return the window or grid of a parameter, and the window with which V2's was trained, as the checkpoint has them.
+def _size_of(
+    name: Name, key: str, tensor: Tensor, values: Mapping[str, Any], window_size: Pair | None
+) -> tuple[Pair | None, bool]:
+    """Return the window of a table, or the grid of the absolute position embedding, and whether the checkpoint says it.
 
-    A buffer beside a relative position table, or beside V2's logit_scale, determines them.
+    If their number of rows is all that it says, they are taken to be square.
     """
-    shape = values[key].shape
-    if name.role == 'position':
-        return ((shape[2], shape[3]) if len(shape) == 4 else None), None
-    if name.role not in ('table', 'logit_scale'):
-        return None, None
-    rows = shape[:1].numel()
-    if name.role == 'table' and window_size and rows == math.prod(offsets(window_size)):
-        return window_size, None
-    buffer = 'relative_position_index' if name.role == 'table' else COORDINATES
-    beside = values.get(f'{key.rpartition(".")[0]}.{buffer}')
-    if beside is None or _why_unusable([beside]) or beside.is_meta:
-        return None, None
-    return (window_of_index(beside, rows), None) if name.role == 'table' else windows_of_coordinates(beside)
+    if name.role == 'position' and tensor.ndim == 4:
+        return (tensor.shape[2], tensor.shape[3]), True
+    if name.role == 'position' and tensor.ndim == 3:
+        side = math.isqrt(tensor.shape[1])
+        return ((side, side) if side**2 == tensor.shape[1] else None), False
+    if name.role != 'table' or tensor.ndim != 2:
+        return None, False
+    rows = tensor.shape[0]
+    index = _buffer_beside(key, 'relative_position_index', values)
+    window = None if index is None else window_of_index(index, rows)
+    if window_size and rows == math.prod(offsets(window_size)):
+        window = window_size
+    if window is not None:
+        return window, True
+    side = (math.isqrt(rows) + 1) // 2
+    return ((side, side) if rows == (2 * side - 1) ** 2 else None), False
+
+
+def _buffer_beside(key: str, name: str, values: Mapping[str, Any]) -> Tensor | None:
+    """Return a buffer of the module with a parameter, or None if there is none with values."""
+    buffer = values.get(f'{key.rpartition(".")[0]}.{name}')
+    return None if buffer is None or _why_unusable([buffer]) or buffer.is_meta else buffer
 
 
 def _split_biases(parameters: dict[str, Parameter]) -> None:
@@ -266,5 +258,5 @@ def _split_biases(parameters: dict[str, Parameter]) -> None:
         joined = parameters.pop(name)
         stem = name.removesuffix('qkv.bias')
         chunks = [None] if joined.tensor is None else torch.atleast_1d(joined.tensor).chunk(3)
-        parameters[f'{stem}q_bias'] = dataclasses.replace(joined, tensor=chunks[0])
-        parameters[f'{stem}v_bias'] = dataclasses.replace(joined, tensor=chunks[-1])
+        parameters[f'{stem}q_bias'] = replace(joined, tensor=chunks[0])
+        parameters[f'{stem}v_bias'] = replace(joined, tensor=chunks[-1])

@@ -67,27 +67,21 @@ LINEAR = ('qkv', 'proj', 'fc1', 'fc2', 'merge', 'cpb1', 'cpb2')
 
 # Regular expressions that normalise variants of these names: names of timm's features_only models, and in transformers
 # the name of the base model, the norms of MaskFormer and older names.
-_RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r'\blayers_(?=\d+\.)', 'layers.'),
-        (r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
-        (
-            r'\bpixel_level_module\.encoder\.model\.(?=embeddings\.|encoder\.|layernorm\.|$)',
-            'pixel_level_module.encoder.',
-        ),
-        (r'\bhidden_states_norms\.(\d{1,3})\b', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
-        (r'\b(?:rpe_mlp|continuous_position_bias_mlp)\.', 'cpb_mlp.'),
-        (r'\battention\.self\.query\b', 'attention.q_proj'),
-        (r'\battention\.self\.key\b', 'attention.k_proj'),
-        (r'\battention\.self\.value\b', 'attention.v_proj'),
-        (r'\battention\.self\.(?=relative_position_bias_table)', 'attention.relative_position_bias.'),
-        (r'\battention\.self\.(?=logit_scale|cpb_mlp\.)', 'attention.'),
-        (r'\battention\.output\.dense\b', 'attention.o_proj'),
-        (r'(?<=[\d}]\.)intermediate\.dense\b', 'mlp.fc1'),
-        (r'(?<=[\d}]\.)output\.dense\b', 'mlp.fc2'),
-    )
-)
+_RESPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
+    r'\blayers_(?=\d+\.)': 'layers.',
+    r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)': '',
+    r'\bpixel_level_module\.encoder\.model\.(?=embeddings\.|encoder\.|layernorm\.|$)': 'pixel_level_module.encoder.',
+    r'\bhidden_states_norms\.(\d{1,3})\b': lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}',
+    r'\b(?:rpe_mlp|continuous_position_bias_mlp)\.': 'cpb_mlp.',
+    r'\battention\.self\.query\b': 'attention.q_proj',
+    r'\battention\.self\.key\b': 'attention.k_proj',
+    r'\battention\.self\.value\b': 'attention.v_proj',
+    r'\battention\.self\.(?=relative_position_bias_table)': 'attention.relative_position_bias.',
+    r'\battention\.self\.(?=logit_scale|cpb_mlp\.)': 'attention.',
+    r'\battention\.output\.dense\b': 'attention.o_proj',
+    r'(?<=[\d}]\.)intermediate\.dense\b': 'mlp.fc1',
+    r'(?<=[\d}]\.)output\.dense\b': 'mlp.fc2',
+}
 
 
 @dataclass(frozen=True)
@@ -189,8 +183,8 @@ def is_standard(name: str) -> bool:
 def plain_name(key: str) -> str:
     """Return ``key`` without components of wrappers and in the spelling of the name tables."""
     key = unwrapped(key)
-    for pattern, replacement in _RESPELLINGS:
-        key = pattern.sub(replacement, key)
+    for pattern, replacement in _RESPELLINGS.items():
+        key = re.sub(pattern, replacement, key)
     return key
 
 

@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
 from swin_dense.checkpoint.convert import Weights
-from swin_dense.checkpoint.families import OURS_V2, Name, is_standard
+from swin_dense.checkpoint.families import OURS_V2, is_standard
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.checks import shortened
 
 # By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
-_NEARLY = (
-    (
-        re.compile(r'\.base_layer\.(weight|bias)$'),
+_NEARLY = {
+    r'\.base_layer\.(weight|bias)$': (
         'Its LoRA is not merged: the weights of a Swin are inside of other layers, as in {key}. Merge them where the '
-        'model is built, with merge_and_unload() of PEFT, and save the state dict of the result.',
+        'model is built, with merge_and_unload() of PEFT, and save the state dict of the result.'
     ),
-    (
-        re.compile(r'\.meta_mlp\.'),
+    r'\.meta_mlp\.': (
         "It is a Swin V2-CR (timm's swinv2_cr), whose position bias comes from another network ({key}): no option "
-        'builds it. Use timm.',
+        'builds it. Use timm.'
     ),
-    (
-        re.compile(r'(^|\.)audio_encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm)'),
+    r'(^|\.)audio_encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm)': (
         'It is the audio encoder of CLAP, whose patches are those of a spectrogram ({key}): no option builds it. Use '
-        'ClapAudioModel of transformers.',
+        'ClapAudioModel of transformers.'
     ),
-    (
-        re.compile(r'\.(qkv|proj|q_proj|query|fc1|0)\.zero_point$'),
+    r'\.(qkv|proj|q_proj|query|fc1|0)\.zero_point$': (
         "Its linear layers are quantised ({key}), as by torch's quantize_dynamic. Save the state dict before the model "
-        'is quantised.',
+        'is quantised.'
     ),
-    (
-        re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$'),
+    r'patch_embed\.proj(?:ection)?\.\d+\.weight$': (
         'Its patch embedding is a stem of several convolutions, as in CTransPath ({key}), but that of a Swin is one '
-        'projection: it is another network, which no option of the model builds. Use the code of that network.',
+        'projection: it is another network, which no option of the model builds. Use the code of that network.'
     ),
-)
+}
 _OF_VOLUMES = (
     'Its patches have the shape {shape}, with a depth or time axis: it is a Swin of volumes or videos (Video Swin, '
     'SwinUNETR), which no option builds. Use the code of that network.'
@@ -51,18 +47,19 @@ _BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 
 def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree."""
-    inferred: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
+    options: dict[str, Any] = {'use_abs_pos_embed': 'absolute_pos_embed' in shapes}
     if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
-        inferred.update(in_channels={patch[1]}, patch_size={patch[2]})
+        options.update(in_channels=patch[1], patch_size=patch[2])
     if len(head := shapes.get('head.weight', ())) == 2:
-        inferred['num_classes'] = {head[0]}
+        options['num_classes'] = head[0]
     blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
     depths: list[int] = []
     for stage, block in blocks:  # in ascending order; a stage without blocks has the depth 0
         depths += [0] * (stage + 1 - len(depths))
         depths[stage] = block + 1
     if depths:
-        inferred['depths'] = {tuple(depths)}
+        options['depths'] = tuple(depths)
+    found: dict[str, set[Any]] = defaultdict(set)  # values of options, of which all parameters must have the same
     heads: list[set[int]] = [set() for _ in depths]
     widths: set[tuple[int, ...]] = set()
     for stage, block in blocks:
@@ -74,24 +71,22 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         if scale:
             heads[stage].add(scale[0])
         if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
-            inferred.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
-            biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}
-            inferred.setdefault('qkv_bias', set()).add(not biases.isdisjoint(shapes))
+            found['embed_dims'].add(qkv[-1] // 2**stage)
+            found['qkv_bias'].add(f'{stem}attn.w_msa.qkv.bias' in shapes or f'{stem}attn.w_msa.q_bias' in shapes)
             if scale is None:
-                inferred.setdefault('use_rel_pos_bias', set()).add(table is not None)
+                found['use_rel_pos_bias'].add(table is not None)
         if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
             widths.add(hidden)
     if (ratio := _mlp_ratio(widths)) is not None:
-        inferred['mlp_ratio'] = {ratio}
+        options['mlp_ratio'] = ratio
     if heads and all(len(numbers) == 1 for numbers in heads):
-        inferred['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
-    inferred['patch_norm'] = {
-        f'{name.removesuffix(layer)}norm.weight' in shapes
-        for layer in ('projection.weight', 'reduction.weight')
-        for name in shapes
-        if name.endswith(f'.{layer}')
-    }
-    return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}
+        options['num_heads'] = tuple(number for numbers in heads for number in numbers)
+    for name in shapes:
+        if name.endswith(('.projection.weight', '.reduction.weight')):
+            norm = f'{name.rsplit(".", 2)[0]}.norm.weight'
+            found['patch_norm'].add(norm in shapes)
+    options.update((option, value) for option, values in found.items() if len(values) == 1 for value in values)
+    return options
 
 
 def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:
@@ -134,16 +129,15 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     outputs = tuple(stage for stage in range(stages) if f'norm{stage}.weight' in weights.tensors)
     if set(outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
         inferred['out_indices'] = outputs
-    role = 'table' if weights.layout.network == 'swin' else 'logit_scale'
-    windows = [weights.size_of(Name(role, stage, 0).ours) for stage in range(stages)]
+    windows = [weights.windows.get(stage) for stage in range(stages)]
     # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
-    is_per_stage = None not in windows and (role == 'table' or weights.layout is OURS_V2)
+    is_per_stage = None not in windows and (weights.layout.network == 'swin' or weights.layout is OURS_V2)
     if is_per_stage and len(set(windows)) > 1:
         inferred['window_size'] = windows
     elif windows[0]:
         inferred['window_size'] = windows[0]
-    if weights.trained_windows:
-        trained = [weights.trained_windows.get(stage) for stage in range(stages)]
+    trained = [weights.trained_windows.get(stage) for stage in range(stages)]
+    if any(weights.trained_windows.values()):
         inferred['pretrained_window_size'] = pretrained_sides(trained)
     elif weights.layout.network == 'swinv2' and 'pretrained_window_size' not in given:
         raise CheckpointError(
@@ -152,7 +146,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
         )
     position = weights.tensors.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
-        grid = weights.size_of('absolute_pos_embed')
+        grid = weights.parameters['absolute_pos_embed'].size
         if grid is None:
             raise CheckpointError(
                 f'{weights.described}: cannot infer the height and width of its {position.shape[1]} absolute '
@@ -172,8 +166,8 @@ def nearly(weights: Weights, own: Collection[str] = ()) -> str:
         return _OF_VOLUMES.format(shape=patches)
     others = [parameter for name, parameter in weights.parameters.items() if name not in own]
     keys = [key for parameter in others for key in parameter.keys]
-    for pattern, text in _NEARLY:
-        if key := next(filter(pattern.search, keys), None):
+    for pattern, text in _NEARLY.items():
+        if key := next(filter(re.compile(pattern).search, keys), None):
             return text.format(key=shortened(key))
     return ''
 

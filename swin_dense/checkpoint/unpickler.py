@@ -250,12 +250,7 @@ class Unpickler(_PythonUnpickler):
     pickle has such files in itself.
     """
 
-    def __init__(
-        self,
-        file: Any,
-        length: int,
-        buffer_of: Callable[[str, int], bytearray] | None = None,
-    ) -> None:
+    def __init__(self, file: Any, length: int, buffer_of: Callable[[str, int], bytearray] | None = None) -> None:
         super().__init__(file, encoding='latin1')
         self._unclaimed = _CLAIMS * length
         self._buffer_of = buffer_of
