@@ -1,8 +1,7 @@
 """Load the weights of any Swin into a backbone, and export them in the formats of other libraries.
 
-To load, top down: ``read`` a file with ``unpickler``, ``choose`` its backbone, ``convert`` it by the names in
-``families``, ``compare`` it with the model, which ``resize`` serves, and ``load`` what fits. ``infer`` has the options
-of a model.
+To load, top down: ``read`` a file with ``unpickler``, ``convert`` its backbone by the names in ``families``,
+``compare`` it with the model, which ``resize`` serves, and ``load`` what fits. ``infer`` has the options of a model.
 """
 
 from swin_dense.checkpoint.export import export_state_dict

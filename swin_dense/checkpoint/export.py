@@ -51,11 +51,10 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     own = backbone.state_dict()
     parameters = {name: own[key].detach() for name, key in target.names.items()}
     checks.one_of('family', family, FAMILIES)
-    layout = EXPORTED[family]
-    if target.backbone.network == 'swinv2':
-        if family not in EXPORTED_V2:
-            raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
-        layout = EXPORTED_V2[family]
+    layouts = EXPORTED if target.backbone.network == 'swin' else EXPORTED_V2
+    if family not in layouts:
+        raise ValueError(f'{family} has no Swin V2; family must be one of {list(layouts)}')
+    layout = layouts[family]
     if layout.joined_bias:
         parameters = _join_biases(parameters)
     exported = {}
@@ -66,20 +65,20 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
                 f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
-        window = target.backbone.windows[name.stage]
         tensors = layout.encode(name, parameter, target.backbone.position_grid)
-        for key, tensor in zip(layout.write(name), tensors, strict=True):
-            exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
+        for written, tensor in zip(layout.write(name), tensors, strict=True):
+            key = inner + written
+            module = key.rpartition('.')[0]  # its buffers lie beside its parameters
+            exported[key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
-                coordinates = target.names[our_name].replace('logit_scale', COORDINATES)
-                exported[key.replace('logit_scale', COORDINATES)] = own[coordinates]
+                exported[f'{module}.{COORDINATES}'] = own[target.names[our_name].replace('logit_scale', COORDINATES)]
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
+                window = target.backbone.windows[name.stage]
                 rows, columns = (torch.arange(side) for side in window)
                 token = rows[:, None] * offsets(window)[1] + columns
                 index = token.flatten()[:, None] - token.flatten() + token.max()
-                index_key = key.rpartition('.')[0] + '.relative_position_index'
-                exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
+                exported[f'{module}.relative_position_index'] = index.flatten() if layout.index == 'flat' else index
     return exported
 
 

@@ -159,12 +159,12 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
     this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
     """
     if _required.get() != 'nothing':
-        _convert(module, state_dict, prefix)
+        _convert_in_place(module, state_dict, prefix)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
             module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
 
 
-def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
+def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
     partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}

@@ -123,14 +123,13 @@ def other_version(described: str, network: str, other: str, given: Mapping[str, 
     if other:
         return CheckpointError(start + other)
     letter = published_letter(given)
-    version = 1 if network == 'swin' else 2
-    kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
     name = f'{network}_{letter}'
     arch = f', arch={name!r}' if letter else ''
     by_name = f', or create_backbone({name!r})' if letter else ''
-    return CheckpointError(
-        f'{start}It is a Swin V{version}{arch}; the model is a Swin V{3 - version}. Build {kind}{by_name}.'
-    )
+    versions = f'Swin V1{arch}; the model is a Swin V2. Build SwinBackbone, SwinDense in a config'
+    if network == 'swinv2':
+        versions = f'Swin V2{arch}; the model is a Swin V1. Build SwinV2Backbone, SwinDenseV2 in a config'
+    return CheckpointError(f'{start}It is a {versions}{by_name}.')
 
 
 def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -157,9 +157,14 @@ class _Storage:
     length: int
 
 
-def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Tensor | StandIn:
+def _tensor(
+    storage: Any, offset: int, size: Any, stride: Any, _: Any = None, __: Any = None, dtype: Any = None, *___: Any
+) -> Tensor | StandIn:
+    """Make a tensor. Those of types without a class of storages, such as uint16, have bytes as storage and a dtype."""
     if not isinstance(storage, _Storage):
         return StandIn('torch.Tensor')  # of a type of storage that this version of torch does not have
+    if isinstance(dtype, torch.dtype):
+        storage = _Storage(storage.data, dtype, storage.data.nbytes() // dtype.itemsize)
     if len(size) != len(stride) or not all(map(_are_sizes, ([offset], size, stride))):
         raise UnpicklingError('the size of a tensor and its strides do not fit')
     count = math.prod(size)
@@ -167,15 +172,6 @@ def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int
     if count > max(storage.length, _LARGEST_EXPANDED) or (count and last >= storage.length):
         raise UnpicklingError(f'a tensor of size {tuple(size)} is larger than its storage of {storage.length}')
     return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, size, stride)
-
-
-def _tensor_v3(
-    storage: Any, offset: int, size: Any, stride: Any, _: bool, __: Any, dtype: Any, *___: Any
-) -> Tensor | StandIn:
-    """Make a tensor of a type without a class of storages, such as uint16."""
-    if isinstance(storage, _Storage) and isinstance(dtype, torch.dtype):
-        storage = _Storage(storage.data, dtype, storage.data.nbytes() // dtype.itemsize)
-    return _tensor(storage, offset, size, stride)
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -231,7 +227,7 @@ ALLOWED: dict[str, Any] = {
     'torch._utils._rebuild_parameter_with_state': _first,
     'torch._utils._rebuild_tensor': _tensor,
     'torch._utils._rebuild_tensor_v2': _tensor,
-    'torch._utils._rebuild_tensor_v3': _tensor_v3,
+    'torch._utils._rebuild_tensor_v3': _tensor,
     'torch.storage.UntypedStorage': torch.uint8,
     **{f'torch.{name}': dtype for name, dtype in _STORAGES.items()},
     **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
@@ -389,7 +385,8 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
     with path.open('rb') as file:
         start = file.read(64)
         file.seek(0)
-        if trust and _is_plain(start):
+        is_plain = start[:1] == pickle.PROTO and _MAGIC not in start
+        if trust and is_plain:
             return pickle.load(file, encoding='latin1')
         if trust:
             return torch.load(file, map_location='cpu', weights_only=False)
@@ -399,7 +396,7 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if _MAGIC in start:
                 return _read_legacy(content, len(content))
-            if _is_plain(start):
+            if is_plain:
                 return Unpickler(content, len(content)).load()
     raise UnpicklingError('it is not a file of torch.save')
 
@@ -408,10 +405,6 @@ def _storage_from_bytes(content: bytes) -> Any:
     """Read the storage of a tensor in a plain pickle, which is a nested file of ``torch.save``."""
     read = _read_zip if content.startswith(_ZIP) else _read_legacy
     return read(io.BytesIO(content), len(content))
-
-
-def _is_plain(start: bytes) -> bool:
-    return start[:1] == pickle.PROTO and _MAGIC not in start
 
 
 def _read_zip(content: Any, length: int) -> Any:
