@@ -106,9 +106,11 @@ def arch_letter(name: str, family: str = 'swin') -> str:
             f'window_size={int(match[2])}, and checkpoint= loads the weights'
         )
     names = [*ARCHS, *ALIASES]
-    raise ValueError(
-        f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}{checks.closest(short, names)}"
-    )
+    whole = [f'{prefix}_{one}' for prefix in ('swin', 'swinv2') for one in names]
+    advice = checks.closest(short, names) or checks.closest(name, whole)
+    if '.' in name:  # names of published weights have a dot
+        advice = checks.closest(name, published())
+    raise ValueError(f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}{advice}")
 
 
 def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:

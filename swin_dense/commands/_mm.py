@@ -19,7 +19,7 @@ from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
 from swin_dense.workbench.configs.settings import merge_settings
-from swin_dense.workbench.recipes.files import load_recipe, recipe_root
+from swin_dense.workbench.recipes.files import load_recipe, recipe_names, recipe_root, unknown_recipe
 from swin_dense.workbench.recipes.zoo import published_weights
 
 if TYPE_CHECKING:
@@ -73,14 +73,17 @@ def published_checkpoint(recipe: str, command: str, where: str) -> str:
         where: the place of the checkpoint among its arguments.
 
     Raises:
-        ValueError: it is a config file, or no weights are published for the recipe.
+        ValueError: it is a config file, no recipe has this name, or no weights are published for the recipe.
     """
     if Path(recipe).is_file():
         raise ValueError(
             f'{recipe} is a config file, for which no weights are published; give its checkpoint {where}: '
             f'swin-dense {command} {recipe} CHECKPOINT'
         )
-    address = published_weights(recipe_root(), Path(recipe).name.removesuffix('.py'))
+    name = Path(recipe).name.removesuffix('.py')
+    if name not in recipe_names():
+        raise unknown_recipe(recipe)
+    address = published_weights(recipe_root(), name)
     if not address:
         raise ValueError(
             f'no weights are published for the recipe {recipe}; give a checkpoint {where}, or take a recipe '

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.own_data import Options, adapt
-    from swin_dense.workbench.configs.schedule import notes_on_schedule, shorten_warm_up
+    from swin_dense.workbench.configs.schedule import described_schedule, notes_on_schedule, shorten_warm_up
 
     experiment = Experiment(config)
     options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         if options.sets_length and not any(setting.startswith('param_scheduler') for setting in options.set):
             shorten_warm_up(experiment)
         notes += notes_on_schedule(experiment)
+        schedule = described_schedule(experiment)
         print_notes('config', notes)
         text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
         if args.out is None:
@@ -101,4 +102,6 @@ def run(args: argparse.Namespace) -> int:
             return 0
         write_text(args.out, text)
     print(f'wrote {args.out}')
+    if schedule:
+        print(f'schedule: {schedule}')
     return 0

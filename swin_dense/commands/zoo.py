@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from swin_dense.utils import checks
 from swin_dense.workbench.recipes.files import recipe_names, recipe_root
 from swin_dense.workbench.recipes.zoo import FOLDERS, chosen, plain, read_zoo
 
@@ -29,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     of_demo = [name for name in recipe_names() if all(word.lower() in name for word in args.words)]
     if not of_demo:
-        raise ValueError(f'no recipe matches {" ".join(args.words)!r}; run `swin-dense zoo` to list all recipes')
+        words = ' '.join(args.words)
+        similar = checks.closest(words, recipe_names())
+        raise ValueError(f'no recipe matches {words!r}{similar} (`swin-dense zoo` lists the recipes)')
     for name in of_demo:
         print(f'{name}\n    of `make demo`; no accuracy published')
     return 0

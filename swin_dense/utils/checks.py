@@ -94,10 +94,19 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
 
 
 def closest(word: Any, words: Iterable[Any]) -> str:
-    """Return '; did you mean ...?' if one of ``words`` is similar to ``word``, else an empty string."""
+    """Return '; did you mean ...?' with up to three of ``words`` that begin with ``word``, or the most similar one.
+
+    The result is an empty string if none is similar.
+    """
+    given = str(word).lower()
     by_lower_case = {str(item).lower(): item for item in words}
-    matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
-    return f'; did you mean {by_lower_case[matches[0]]!r}?' if matches else ''
+    longer = [name for name in by_lower_case if given and name.startswith(given)]
+    matches = longer[:3] or difflib.get_close_matches(given, by_lower_case, n=1)
+    if not matches:
+        return ''
+    *others, last = [repr(by_lower_case[name]) for name in matches]
+    first = f'{", ".join(others)} or ' if others else ''
+    return f'; did you mean {first}{last}?'
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:

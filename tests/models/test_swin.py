@@ -64,6 +64,9 @@ def test_names_of_an_architecture(name):
     [
         ('swin_x', ''),
         ('swin_lrge', "; did you mean 'large'"),
+        ('swint', "; did you mean 'swin_t'"),
+        ('swinv2t', "; did you mean 'swinv2_t'"),
+        ('swin-t.in1k', "; did you mean 'swin_t.in1k'"),
     ],
 )
 def test_an_unknown_architecture_is_quoted_in_the_error(name, hint):

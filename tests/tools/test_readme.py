@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needs
 from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -67,6 +69,16 @@ def test_badges_and_the_number_of_layouts_are_those_that_are_declared():
     assert f'[{len(load)} published layouts](docs/checkpoints.md' in README
 
 
+BUILD = """
+import sys
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+config = Config.fromfile(sys.argv[1])
+init_default_scope('mmdet')
+with torch.device('meta'):
+    print(type(MODELS.build(config.model).backbone).__module__)
+"""
 PREPARE = """
 import torch
 from PIL import Image
@@ -83,6 +95,15 @@ def test_python_examples_run(tmp_path):
     done = python('-c', PREPARE + '\n'.join(blocks), cwd=tmp_path)
     assert '4 (96, 16, 16)' in done.stdout
     assert '32 (768, 2, 2)' in done.stdout
+
+
+@needs('mmdet')
+def test_the_changed_word_is_all_that_a_config_needs(tmp_path):
+    (line,) = re.findall(r'^model = .*$', README, re.M)
+    base = Path(find_spec('mmdet').origin).parent / '.mim/configs/swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+    (tmp_path / 'mine.py').write_text(f'_base_ = {str(base)!r}\n{line}\n')
+    done = python('-c', BUILD, tmp_path / 'mine.py')
+    assert done.stdout.split()[-1] == 'swin_dense.mm.backbone'
 
 
 def test_stacks_compute_the_same_numbers():

@@ -14,6 +14,7 @@ from mmengine.optim.scheduler.param_scheduler import INF
 from swin_dense.workbench.configs.experiment import Experiment
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}
+_VAL_INTERVALS = {'max_epochs': 1, 'max_iters': 1000}  # the defaults of mmengine's loops
 # Schedules that follow from their options alone, without the ending LR or Momentum of their names.
 _PLANNED = (
     *('Constant', 'CosineAnnealing', 'CosineRestart', 'Exponential', 'Linear', 'MultiStep', 'OneCycle', 'Poly'),
@@ -79,6 +80,38 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
         place[schedules] = kept
 
 
+def described_schedule(experiment: Experiment) -> str:
+    """Return the length of the training, its validation and its learning rate in a line; '' if it has no length."""
+    length = _length(experiment)
+    if length is None:
+        return ''
+    config = experiment.config
+    key, total = length
+    unit = _UNITS[key][0]
+    parts = [f'{total} {unit}']
+    if config.get('val_dataloader'):
+        interval = config.train_cfg.get('val_interval', _VAL_INTERVALS[key])
+        how_often = f'every {interval:.0f} {unit}' if interval > 1 else f'after each {unit[:-1]}'
+        parts.append(f'validation {how_often}')
+    optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
+    if 'lr' in optimizer:
+        parts.append(f'learning rate {optimizer["lr"]:g} ({optimizer.get("type")})')
+    for place, entry in _lists(experiment):
+        for schedule in _listed(place[entry]):
+            counted = 'epochs' if schedule.get('by_epoch', True) else 'iterations'
+            begin = schedule.get('begin') or 0
+            end = schedule.get('end') or INF
+            if _is_warm_up(schedule):
+                parts.append(f'warm-up of {end} {counted}')
+            elif 'milestones' in schedule:
+                milestones = ', '.join(map(str, schedule['milestones']))
+                parts.append(f'multiplied by {schedule.get("gamma", 0.1):g} after {milestones} {counted}')
+            else:
+                until = 'the end' if end >= INF else end
+                parts.append(f'{_name(schedule)} from {begin} to {until} {counted}')
+    return ', '.join(parts)
+
+
 def notes_on_schedule(experiment: Experiment) -> list[str]:
     """Return notes on schedules of the learning rate that do not end with the training, and on too long warm-ups.
 
@@ -140,14 +173,17 @@ def _too_long(experiment: Experiment, iterations: int) -> dict[str, Any]:
     for place, name in _lists(experiment):
         address = name if place is experiment.config else f'param_scheduler.{name}'
         for index, schedule in enumerate(_listed(place[name])):
-            ends_at_full_rate = _name(schedule) in _WARM_UPS and schedule.get('end_factor', 1) == 1
-            is_warm_up = ends_at_full_rate and not schedule.get('begin')
             is_by_epoch = schedule.get('by_epoch', True)
-            end = schedule.get('end') or INF
-            if is_warm_up and not is_by_epoch and iterations < end < INF:
+            if _is_warm_up(schedule) and not is_by_epoch and iterations < schedule.end:
                 is_alone = isinstance(place[name], dict)
                 found[address if is_alone else f'{address}.{index}'] = schedule
     return found
+
+
+def _is_warm_up(schedule: Any) -> bool:
+    """Return whether a schedule begins with the training and ends at the learning rate of the optimiser."""
+    ends_at_full_rate = _name(schedule) in _WARM_UPS and schedule.get('end_factor', 1) == 1
+    return ends_at_full_rate and not schedule.get('begin') and (schedule.get('end') or INF) < INF
 
 
 def _iterations(experiment: Experiment) -> int:

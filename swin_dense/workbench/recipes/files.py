@@ -38,6 +38,12 @@ def recipe_names() -> list[str]:
     return sorted([*own, *framework_configs(recipe_root())])
 
 
+def unknown_recipe(name: str) -> ValueError:
+    """Return the error for a name that is neither one of a recipe nor the path of a config file."""
+    similar = checks.closest(Path(name).name.removesuffix('.py'), recipe_names())
+    return ValueError(f'there is no recipe and no config file {name!r}{similar} (`swin-dense zoo` lists the recipes)')
+
+
 def load_recipe(name: str) -> Config:
     """Read a recipe by its name, or any config file by its path; the types of a lazy config become names.
 
@@ -58,10 +64,7 @@ def load_recipe(name: str) -> Config:
         if path is None:
             place = framework_configs(recipe_root()).get(stem, '')
     if not (is_file or path or place):
-        raise ValueError(
-            f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
-            '(`swin-dense zoo` lists the recipes)'
-        )
+        raise unknown_recipe(name)
     # These import torch, which the error above does not need.
     from mmengine.config import Config
 

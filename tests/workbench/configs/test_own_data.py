@@ -284,3 +284,12 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     data = DataSet(Experiment(Config({'default_scope': 'mmseg', 'model': {}})), {'data_root': 'data/'}, 'train')
     with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
         look_at_masks(data)
+
+
+def test_data_that_are_in_no_layout_are_an_error_without_test_data_too(tmp_path, capsys):
+    (tmp_path / 'fruit').mkdir()
+    parts = ('test_dataloader', 'test_evaluator', 'test_cfg')
+    written(tmp_path, '--set', *(f'{part}=None' for part in parts))
+    (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
+    written(tmp_path, '--data-root', tmp_path / 'fruit', name=tmp_path / 'first.py', status=2)
+    assert 'as the recipe expects, and no other layout was found' in capsys.readouterr().err

@@ -72,6 +72,34 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize(
+    ('recipe', 'options', 'line'),
+    [
+        (
+            DETECTOR,
+            [],
+            '12 epochs, validation after each epoch, learning rate 0.0001 (AdamW), warm-up of 1000 iterations, '
+            'multiplied by 0.1 after 8, 11 epochs',
+        ),
+        (
+            DETECTOR,
+            ['--epochs', '36', '--set', 'optim_wrapper.optimizer.lr=0.0002', 'train_cfg.val_interval=4'],
+            '36 epochs, validation every 4 epochs, learning rate 0.0002 (AdamW), warm-up of 3000 iterations, '
+            'multiplied by 0.1 after 24, 33 epochs',
+        ),
+        (
+            SEGMENTOR,
+            ['--iters', '80000'],
+            '80000 iterations, validation every 8000 iterations, learning rate 6e-05 (AdamW), warm-up of 750 '
+            'iterations, Poly from 750 to 80000 iterations',
+        ),
+    ],
+)
+def test_config_prints_the_schedule_that_it_writes(tmp_path, capsys, recipe, options, line):
+    written(tmp_path, *options, name=recipe)
+    assert capsys.readouterr().out.splitlines()[1:] == [f'schedule: {line}']
+
+
 @pytest.mark.parametrize('iterations', [200, 1000, 1200])
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_the_learning_rate_is_that_of_the_recipe_in_scaled_time(name, iterations):

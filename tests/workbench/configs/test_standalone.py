@@ -163,6 +163,7 @@ def test_a_missing_data_file_is_reported_once(fruit, capsys):
     [
         (['no-such-recipe'], "no recipe and no config file 'no-such-recipe'"),
         ([DETECTOR + 'o'], f'did you mean {DETECTOR!r}?'),
+        (['mask-rcnn_swin-t'], "did you mean 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'mask-rcnn_swin-t-p4-"),
         ([DETECTOR, '--classes', 'apple,apple'], 'must be distinct'),
         ([DETECTOR, '--classes', 'apple,'], 'must be distinct'),
         ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
