@@ -66,9 +66,7 @@ def test_the_state_is_the_parameters_and_the_buffers_of_the_authors():
 
 
 def test_tools_that_take_a_state_dict_take_this_one():
-    """Functional calls, averages of weights, checkpoints of distributed training, and assignment."""
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-
+    """Functional calls, averages of weights, and assignment."""
     model, image = randomize(v2(), 1).eval(), torch.rand(1, 3, 20, 30)
     expected = model(image)
     for found, wanted in zip(torch.func.functional_call(model, model.state_dict(), image), expected, strict=True):
@@ -80,13 +78,17 @@ def test_tools_that_take_a_state_dict_take_this_one():
     for mean, tensor in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
         mean.copy_(0.5 * mean + 0.5 * tensor)
     assert equal_weights(average, model)
-    other = v2()
-    set_model_state_dict(other, get_model_state_dict(model))
-    assert equal_weights(other, model)
     with torch.device('meta'):
         empty = v2()
     empty.load_state_dict(model.state_dict(), assign=True)
     assert equal_weights(empty, model)
+
+
+def test_checkpoints_of_distributed_training_take_the_state_dict():
+    state_dicts = pytest.importorskip('torch.distributed.checkpoint.state_dict', reason='needs torch 2.2')
+    model, other = randomize(v2(), 1), v2()
+    state_dicts.set_model_state_dict(other, state_dicts.get_model_state_dict(model))
+    assert equal_weights(other, model)
 
 
 def by_torch(model, state):
