@@ -73,15 +73,16 @@ def backward(
     Mean and variance are computed again: the rows are read anyway. Grid: any number of programs, which share the tiles.
     """
     weights = _load_channels(weight, CHANNELS, BLOCK)
-    grad_weight = tl.zeros((BLOCK,), tl.float32)
-    grad_bias = tl.zeros((BLOCK,), tl.float32)
+    # Sums over rows wait for each other's warps, so each row of a tile has sums of its own until the end.
+    grad_weight = tl.zeros((ROWS, BLOCK), tl.float32)
+    grad_bias = tl.zeros((ROWS, BLOCK), tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         place, is_of_map = _place(tile, rows, CHANNELS, BLOCK, ROWS)
         values = tl.load(x + place, mask=is_of_map, other=0.0).to(tl.float32)
         grad = tl.load(grad_out + place, mask=is_of_map, other=0.0).to(tl.float32)
         normalised, factor = _normalised(values, is_of_map, eps, CHANNELS)
-        grad_weight += tl.sum(grad * normalised, 0)
-        grad_bias += tl.sum(grad, 0)
+        grad_weight += grad * normalised
+        grad_bias += grad
         grad *= weights
         # Without the parts that the mean and the variance take away.
         along = tl.sum(grad * normalised, 1) / CHANNELS
@@ -90,5 +91,5 @@ def backward(
         tl.store(grad_x + place, cast(result, grad_x.dtype.element_ty), mask=is_of_map)
     channel = tl.arange(0, BLOCK)
     partials += tl.program_id(0) * 2 * CHANNELS
-    tl.store(partials + channel, grad_weight, mask=channel < CHANNELS)
-    tl.store(partials + CHANNELS + channel, grad_bias, mask=channel < CHANNELS)
+    tl.store(partials + channel, tl.sum(grad_weight, 0), mask=channel < CHANNELS)
+    tl.store(partials + CHANNELS + channel, tl.sum(grad_bias, 0), mask=channel < CHANNELS)
