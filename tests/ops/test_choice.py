@@ -187,6 +187,30 @@ def test_the_kernel_passes_its_trial(window, dtype):
 
 
 @pytest.mark.usefixtures('_supported')
+@pytest.mark.parametrize('trains_table', [True, False])
+def test_the_gradient_of_a_frozen_table_is_not_computed(monkeypatch, trains_table):
+    """It takes a kernel of its own, and memory for the bias of each strip of windows."""
+    asked = []
+
+    def forward(*inputs):
+        out, _ = kernel_forward(*inputs)
+        return out, torch.zeros(1)
+
+    def backward(*inputs):
+        asked.append(inputs[-1])
+        return torch.zeros_like(inputs[1]), torch.zeros_like(inputs[2])
+
+    monkeypatch.setattr(attention, 'forward', forward)
+    monkeypatch.setattr(attention, 'backward', backward)
+    table = torch.zeros(169, 2, requires_grad=trains_table)
+    x = torch.ones(1, 14, 7, 32, requires_grad=True)
+    out = attention.attend_by_kernel(x, lambda windows: windows.repeat(1, 1, 1, 3), table, SPEC)
+    out.sum().backward()
+    assert asked == [trains_table]
+    assert (table.grad is not None) == trains_table
+
+
+@pytest.mark.usefixtures('_supported')
 def test_the_same_fault_of_many_kernels_is_one_warning(monkeypatch):
     monkeypatch.setattr(attention, 'forward', fails(NO_COMPILER))
     with warnings.catch_warnings(record=True) as caught:

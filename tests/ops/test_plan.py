@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_dense.ops import sdpa
 from swin_dense.ops.sdpa import cached_plan, gpu_plan
@@ -57,6 +58,26 @@ def test_plans_equal_rolling_and_partitioning(grid):
             assert torch.equal(mask[0], expected.pop(tuple(tokens)))
     assert not expected
     assert len(plan.groups) <= 4  # of the middle, the last row, the last column and the last corner
+
+
+class SortedSizes(TorchDispatchMode):
+    """Record how many numbers each sort has."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if 'sort' in str(func):
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_plan_sorts_windows_but_not_tokens():
+    """A map of 200 x 304 tokens has 1,276 windows; a sort of its tokens takes longer than all else of the plan."""
+    with SortedSizes() as sort:
+        plan = plan_windows(Grid((200, 304), (7, 7), (3, 3)), CPU)
+    assert sort.sizes == [len(plan.regions)] == [29 * 44]
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils import checks
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
 from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, is_panoptic, mapped_values, pipelines
@@ -81,16 +83,18 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
     In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. Without ``classes``, they
     are those of COCO or ADE20K. ``stack`` removes the files of a split if its block raises.
 
-    Return what was found, and the files and folders of the options that do not exist.
+    Return what was found. Without options for places, the data of the recipe need not exist.
 
     Raises:
-        FileNotFoundError: a folder was given, but neither the layout of the recipe nor another was found in it.
+        FileNotFoundError: a given file or folder does not exist, or the folder has neither the layout of the recipe nor
+            another.
         ValueError: an option does not fit the recipe or the data.
     """
     _check_scope(experiment)
     notes = []
     classes = None if options.classes is None else class_names(options.classes)
     places, reason = options.places, ''
+    _check_places(experiment, options)
     if options.data_root is not None and not places:
         places, reason = find_places(experiment, options.data_root, options.val_share is not None)
         if places:
@@ -119,19 +123,37 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         ignore_values(experiment, _numbers('--ignore', options.ignore))
     if not experiment.is_detector:
         notes += _find_endings(experiment)
-    there, absent = experiment.present(), experiment.missing(SPLITS)
-    if reason and not there:
-        raise FileNotFoundError(
-            f'there is no {", no ".join(absent)}, as the recipe expects, and no other layout was found: {reason}'
-        )
-    if options.data_root is not None or places:
-        notes += [f'{path} does not exist; the config is written, but train will refuse it' for path in absent]
+    absent = experiment.missing(SPLITS)
+    if absent and (options.data_root is not None or places):
+        cause = f'no other layout was found: {reason}' if reason else 'no options such as --val-ann name others'
+        raise FileNotFoundError(f'there is no {", no ".join(absent)}, as the recipe expects, and {cause}')
     return notes
 
 
 def _check_scope(experiment: Experiment) -> None:
     if experiment.scope not in ('mmdet', 'mmseg'):
         raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {experiment.scope!r}")
+
+
+def _check_places(experiment: Experiment, options: Options) -> None:
+    """Raise FileNotFoundError if a given folder or file does not exist, ValueError for masks of a detector."""
+    root = options.data_root
+    is_local = root is None or not is_address(root)
+    if root is not None and is_local and not os.path.isdir(root):
+        raise FileNotFoundError(f'there is no folder {root!r} (--data-root)')
+    for name, place in options.places.items():
+        option = '--' + name.replace('_', '-')
+        if experiment.is_detector and name.endswith('masks'):
+            raise ValueError(f'{option} is for segmentation, but this config is for a detector')
+        is_there = os.path.exists(os.path.join(root or '', place)) or os.path.exists(place)
+        if is_there or not is_local or is_address(place):
+            continue
+        if root is None:
+            raise FileNotFoundError(f'there is no {place!r} ({option}) in the current folder')
+        raise FileNotFoundError(
+            f'there is no {place!r} ({option}), neither in {root} nor in the current folder; as for {root}, '
+            f'{_content_of(Path(root))}'
+        )
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -148,6 +170,8 @@ def class_names(text: str) -> list[Any]:
     spaces and numbers in names.
     """
     path = Path(text)
+    if path.suffix in ('.json', '.txt') and not path.is_file():
+        raise FileNotFoundError(f'--classes {text}: there is no such file')
     if path.suffix == '.json':
         return [category['name'] for category in read_coco(path)['categories']]
     if path.suffix == '.txt':
@@ -269,8 +293,6 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
     if not 0 < share < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')
     root = Path(options.data_root or '')
-    if not root.is_dir():
-        raise FileNotFoundError(f'there is no folder {options.data_root}')
     if 'train_images' not in places or any(name.startswith('val') for name in places):
         raise ValueError(
             f'{reason}{"; " * bool(reason)}--val-share splits training data; give them, without validation data, in a '
@@ -367,8 +389,6 @@ def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, s
             dataset.entry.data_root = ''
     for name, path in places.items():
         part, _, kind = name.partition('_')
-        if is_detector and kind == 'masks':
-            raise ValueError(f'--{part}-masks is for segmentation, but this config is for a detector')
         # A path that exists only in the current folder is made relative to the data root.
         if data_root is not None and os.path.exists(path):
             is_below = os.path.exists(os.path.join(data_root, path))
@@ -518,14 +538,21 @@ def image_endings(folder: Path) -> Counter[str]:
             found[path.suffix] += 1
     if not found:
         raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
-    (most, count), *others = found.most_common()
+    _check_case(folder, 'images', found)
+    return found
+
+
+def _check_case(folder: Path, kind: str, endings: Counter[str]) -> None:
+    """Raise ValueError if some names of files have the most frequent ending, and some that in another case."""
+    (most, count), *others = endings.most_common()
     for ending, other in others:
         if ending.lower() == most.lower():
+            files = f"find {shlex.quote(str(folder))} -type f -name '*{ending}'"
+            rename = f'mv -n "$1" "${{1%{ending}}}{most}"'
             raise ValueError(
-                f'in {folder}, {count} images end in {most} and {other} in {ending}, but mmseg reads one ending; '
-                f'rename the others: for name in *{ending}; do mv -n "$name" "${{name%{ending}}}{most}"; done'
+                f'in {folder}, {count} {kind} end in {most} and {other} in {ending}, but mmseg reads one ending; '
+                f"rename the others: {files} -exec sh -c '{rename}' - {{}} ';'"
             )
-    return found
 
 
 def _names_below(folder: Path, ending: str) -> list[str]:
@@ -551,4 +578,5 @@ def _mask_ending(images: Path, ending: str, masks: Path) -> str:
             f'no image in {images} has a mask in {masks}, {endings_in(masks)}: a mask must have the name of its image, '
             f'except for the ending; got {example} and masks such as {", ".join(names[:3])}'
         )
+    _check_case(masks, 'masks', found)
     return min(found, key=lambda rest: (-found[rest], len(rest)))

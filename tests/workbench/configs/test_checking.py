@@ -553,7 +553,7 @@ def test_data_are_split_again_beside_the_files_of_a_split(ten_fruits):
         (['--val-share', '0.99'], 'leaves none for training'),
         (['--val-share', '1'], '--val-share must be between 0 and 1'),
         (['--train-images', 'images/default', '--val-images', 'images'], 'without validation data'),
-        (['--data-root', 'nowhere'], 'there is no folder nowhere'),
+        (['--data-root', 'nowhere'], "there is no folder 'nowhere'"),
     ],
 )
 def test_a_split_that_cannot_be_used_leaves_no_file(ten_fruits, words, message):

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -114,21 +115,74 @@ def test_lists_of_names_and_suffixes_choose_the_images(camvid, capsys):
     assert kept.train_dataloader.dataset.img_suffix == '.JPG'
 
 
-def test_endings_that_differ_in_case_are_an_error(camvid, roads, capsys):
+def run_command_in(said):
+    """Run the command at the end of an error."""
+    command = said.strip().rpartition('rename the others: ')[2]
+    subprocess.run(['sh', '-c', command], check=True)
+
+
+def test_endings_that_differ_in_case_are_an_error_with_the_command_that_renames(camvid):
     """mmseg reads the files of one ending, so that the others would be left out; a folder is no image."""
-    (camvid.root / 'train/more.PNG').mkdir()
-    camvid.write()
-    (camvid.root / 'train/0001TP_000000.png').rename(camvid.root / 'train/0001TP_000000.PNG')
-    said = camvid.refused()
-    assert f'in {camvid.root}/train, 3 images end in .png and 1 in .PNG, but mmseg reads one ending' in said
-    assert 'for name in *.PNG; do mv -n "$name" "${name%.PNG}.png"; done' in said
+    (camvid.root / 'train/empty.PNG').mkdir()
+    for folder in ('train', 'trainannot'):
+        (camvid.root / folder / 'more').mkdir()
+        name = '0001TP_000000'
+        (camvid.root / folder / f'{name}.png').rename(camvid.root / folder / f'more/{name}.png')
+    assert len(dataset_of(camvid.write(), 'train')) == 4
+    for folder, kind in (('train', 'images'), ('trainannot', 'masks')):
+        path = camvid.root / folder / 'more/0001TP_000000.png'
+        path.rename(path.with_suffix('.PNG'))
+        said = camvid.refused()
+        assert f'in {camvid.root / folder}, 3 {kind} end in .png and 1 in .PNG, but mmseg reads one ending' in said
+        run_command_in(said)
+        assert len(dataset_of(camvid.write(), 'train')) == 4
+
+
+def test_endings_that_differ_in_case_in_data_to_split(roads):
     for kind in ('images', 'annotations'):
         shutil.rmtree(roads.root / kind / 'validation')
         (roads.root / kind / 'training').rename(roads.root / 'moved')
         (roads.root / kind).rmdir()
         (roads.root / 'moved').rename(roads.root / {'images': 'images', 'annotations': 'masks'}[kind])
     (roads.root / 'images/0.png').rename(roads.root / 'images/0.Png')
-    assert '3 images end in .png and 1 in .Png' in roads.refused('--val-share', '0.5')
+    said = roads.refused('--val-share', '0.5')
+    assert '3 images end in .png and 1 in .Png' in said
+    run_command_in(said)
+    roads.write('--val-share', '0.5')
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--data-root', 'nowhere'], "there is no folder 'nowhere' (--data-root)"),
+        (['--train-ann', 'annotations/x.json'], "there is no 'annotations/x.json' (--train-ann), neither in "),
+        (['--val-images', 'val2018'], "there is no 'val2018' (--val-images), neither in "),
+        (['--classes', 'names.txt'], '--classes names.txt: there is no such file'),
+        (['--classes', 'x.json'], '--classes x.json: there is no such file'),
+    ],
+)
+def test_a_given_file_or_folder_that_does_not_exist_is_an_error(fruit, words, message):
+    said = fruit.refused(*words)
+    assert message in said
+    if 'neither' in message:
+        assert 'it has annotations/, train2017/, val2017/, whose files end in .jpg (8), .json (2)' in said
+    assert not (fruit.beside / 'mine.py').exists()
+
+
+def test_a_given_file_that_does_not_exist_without_a_data_root_is_an_error(fruit, monkeypatch):
+    monkeypatch.chdir(fruit.beside)
+    fruit.words = ['--classes', ','.join(CLASSES)]
+    assert "there is no 'x.json' (--val-ann) in the current folder" in fruit.refused('--val-ann', 'x.json')
+
+
+def test_half_of_a_layout_is_an_error(fruit):
+    """The training data are where the recipe expects them, the validation data elsewhere."""
+    (fruit.root / VAL).rename(fruit.root / 'annotations/val.json')
+    said = fruit.refused()
+    assert (
+        f'there is no {fruit.root / VAL}, as the recipe expects, and no options such as --val-ann name others' in said
+    )
+    fruit.write('--val-ann', 'annotations/val.json')
 
 
 def test_suffixes_are_inferred_from_folders_given_by_set(tmp_path):
