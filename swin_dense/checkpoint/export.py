@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.compare import Target
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.resize import offsets
+from swin_dense.ops.windows import relative_position_bias
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_destination, write_tensors, written_whole
 from swin_dense.utils.choices import FAMILIES
@@ -73,11 +75,10 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
             if name.role == 'logit_scale' and layout.coordinates:
                 exported[f'{module}.{COORDINATES}'] = own[target.names[our_name].replace('logit_scale', COORDINATES)]
             if name.role in ('table', 'logit_scale') and layout.index is not None:
-                # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
+                # The row in the table of each pair of tokens, (T, T): what expands the table expands its row numbers.
                 window = target.backbone.windows[name.stage]
-                rows, columns = (torch.arange(side) for side in window)
-                token = rows[:, None] * offsets(window)[1] + columns
-                index = token.flatten()[:, None] - token.flatten() + token.max()
+                rows = torch.arange(math.prod(offsets(window)))
+                index = relative_position_bias(rows[:, None], window)[0]
                 exported[f'{module}.relative_position_index'] = index.flatten() if layout.index == 'flat' else index
     return exported
 
