@@ -58,10 +58,10 @@ def create_backbone(
         return BACKBONES[network](name, **cast('dict[str, Any]', backbone_options)).eval()
     content, described = read_checkpoint(checkpoint)
     weights = convert(content, described, prefix)
-    network, options = network_of(name) or weights.layout.network, dict(backbone_options)
+    network, options = network_of(name) or weights.family.network, dict(backbone_options)
     if name is not None:
         options['arch'] = name
-    if network == weights.layout.network:
+    if network == weights.family.network:
         options = infer_options(weights, options)
     backbone = BACKBONES[network](**cast('dict[str, Any]', options))
     load_weights(weights, Target.of(backbone))

@@ -120,13 +120,13 @@ def compare(
 
     For ``allow_partial`` and ``final_norm``, see :func:`swin_dense.load_checkpoint`.
     """
-    described = f'{weights.described} ({weights.family})'
-    network = weights.layout.network
+    described = f'{weights.described} ({weights.label})'
+    network = weights.family.network
     if network != target.backbone.network:
         raise other_version(described, network, nearly(weights), options_of(weights.shapes))
     if target.is_classifier and 'head.weight' not in weights.tensors and not allow_partial:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
-    report = Report(weights.described, weights.family, weights.prefix, version=1 if network == 'swin' else 2)
+    report = Report(weights.described, weights.label, weights.prefix, version=1 if network == 'swin' else 2)
     report.left_out = dict(weights.left_out)
     report.notes = [_TRANSPOSED] * weights.is_transposed
     report.doubts = check_windows(described, weights, target, allow_partial)
@@ -159,7 +159,7 @@ def compare(
             report.left_out.update(dict.fromkeys(keys, reason))
             continue
         report.unexpected += keys
-        if is_standard(name) or weights.layout.is_numbered(name):
+        if is_standard(name) or weights.family.is_numbered(name):
             excess += keys
     if not target.backbone.clamp_window and not OF_CLASSIFIER.isdisjoint(unused):
         report.notes.append(_CLASSIFIER_CLAMPS)
@@ -212,7 +212,7 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     ``allow_partial``, return the doubts alone.
     """
     backbone, stages = target.backbone, len(target.backbone.stages)
-    if weights.layout.network == 'swin':
+    if weights.family.network == 'swin':
         windows = {stage: window for stage, window in weights.windows.items() if window and stage < stages}
         differ = any(window != backbone.windows[stage] for stage, window in windows.items())
         if len(set(windows.values())) > 1 and differ and not allow_partial:

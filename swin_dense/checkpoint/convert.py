@@ -53,9 +53,9 @@ class Weights:
     """The backbone of a checkpoint."""
 
     described: str  # the name of the checkpoint in messages
-    family: str  # the name of the library in reports
+    family: Family
+    label: str  # the name of the family in reports
     prefix: str  # of the backbone's keys in the checkpoint
-    layout: Family
     parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
     windows: Mapping[int, Pair | None]  # by stage: of tables, or of the buffers beside V2's position networks
     trained_windows: Mapping[int, Pair | None]  # by stage: with which V2's position networks were trained
@@ -170,7 +170,7 @@ def convert(
             parameters[inner] = Parameter((key,), None if why else value, why)
     if family.joined_bias:
         _split_biases(parameters)
-    return Weights(described, label, prefix, family, parameters, windows, trained_windows, left_out, is_transposed)
+    return Weights(described, family, label, prefix, parameters, windows, trained_windows, left_out, is_transposed)
 
 
 def _why_unusable(parts: list[Any], expected: int = 1) -> str:

@@ -131,7 +131,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
         inferred['out_indices'] = outputs
     windows = [weights.windows.get(stage) for stage in range(stages)]
     # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
-    is_per_stage = None not in windows and (weights.layout.network == 'swin' or weights.layout is OURS_V2)
+    is_per_stage = None not in windows and (weights.family.network == 'swin' or weights.family is OURS_V2)
     if is_per_stage and len(set(windows)) > 1:
         inferred['window_size'] = windows
     elif windows[0]:
@@ -139,7 +139,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     trained = [weights.trained_windows.get(stage) for stage in range(stages)]
     if any(weights.trained_windows.values()):
         inferred['pretrained_window_size'] = pretrained_sides(trained)
-    elif weights.layout.network == 'swinv2' and 'pretrained_window_size' not in given:
+    elif weights.family.network == 'swinv2' and 'pretrained_window_size' not in given:
         raise CheckpointError(
             f'{weights.described} is a Swin V2 that does not record the windows it was trained with, which other '
             'windows need; give pretrained_window_size, one side or one per stage'

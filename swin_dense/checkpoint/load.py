@@ -112,7 +112,7 @@ def load_weights(
     projection = weights.tensors.get('patch_embed.projection.weight')
     is_satlas = _SATLAS.search(weights.described) or weights.prefix.startswith(_SATLAS_PREFIX)
     preset = None
-    if projection is not None and weights.layout is TORCHVISION_V2 and is_satlas:
+    if projection is not None and weights.family is TORCHVISION_V2 and is_satlas:
         preset = _SATLAS_PRESETS.get(projection.shape[1])
     target.backbone.input_preset = preset
     if preset is not None:
