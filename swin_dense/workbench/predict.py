@@ -19,6 +19,7 @@ from torch import nn
 
 from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
+from swin_dense.workbench.configs.experiment import framework_of
 from swin_dense.workbench.configs.own_data import make_palette
 from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.clock import Clock
@@ -42,9 +43,7 @@ class Predictor(ImagePredictor):
         score: float = 0.3,
         allow_partial: bool = False,
     ) -> None:
-        scope = config.get('default_scope')
-        if scope not in ('mmdet', 'mmseg'):
-            raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+        scope = framework_of(config)
         config = copy.deepcopy(config)
         dataset = test_dataset(config)
         first, *steps = dataset.pipeline

@@ -91,8 +91,7 @@ def _returned(experiment: Experiment) -> list[int] | None:
     backbone = experiment.model.get('backbone')
     if not isinstance(backbone, dict) or not backbone.get('type'):
         return None
-    init_default_scope(experiment.scope or 'mmengine')
-    with MODELS.switch_scope_and_registry(None) as registry:
+    with MODELS.switch_scope_and_registry(experiment.scope or 'mmengine') as registry:
         kind = registry.get(backbone['type'])
         if not (isinstance(kind, type) and issubclass(kind, SwinDense)):
             return None

@@ -25,7 +25,6 @@ from swin_dense.workbench.configs.images import endings_in, hint_on_name, look_a
 from swin_dense.workbench.configs.segmentations import Mask, look_at_mask
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
-_SAMPLED = 1000  # headers that are read, evenly spaced
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
 # Entries that each section needs, and their types.
@@ -421,7 +420,7 @@ def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image:
     files = {}
     for image in images.values():
         files[os.path.join(folder, image['file_name'])] = image
-    absent, looked_at, notes = look_at_images(list(files), data.loader, _SAMPLED, every_image)
+    absent, looked_at, notes = look_at_images(list(files), data.loader, every_image=every_image)
     if absent:
         first = files[next(iter(absent))]['file_name']
         raise ValueError(

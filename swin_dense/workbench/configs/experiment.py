@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mmengine.config import Config
@@ -39,7 +40,7 @@ class Experiment:
             part = config.get(key)
             if not isinstance(part, dict) and (part is not None or key == 'model'):
                 raise ValueError(f'{key} must be a dict, got {part!r}')
-        for part in dicts(list(config.values())):
+        for part in self.parts():
             kind = part.get('type', '')
             if not isinstance(kind, str):
                 raise ValueError(f'the type of each part of a config must be a name or a class, got {kind!r}')
@@ -52,6 +53,17 @@ class Experiment:
             loader = config.get(f'{split}_dataloader') or {}
             for address, entry in _reading_files(f'{split}_dataloader.dataset', loader.get('dataset')):
                 self.datasets.append(DataSet(self, entry, split, address))
+
+    def parts(self) -> Iterator[Any]:
+        """Yield every dict of the config, outer dicts first."""
+        return dicts(list(self.config.values()))
+
+    def pipelines(self) -> Iterator[list]:
+        """Yield every list of transforms that starts with ``LoadImageFromFile``."""
+        for part in _containers(list(self.config.values())):
+            first = part[0] if isinstance(part, list) and part else None
+            if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
+                yield part
 
     def of(self, splits: Sequence[str]) -> list[DataSet]:
         """Return the data sets of some splits."""
@@ -107,11 +119,16 @@ class DataSet:
         metrics = experiment.config.get(f'{split}_evaluator')
         self.evaluators = [part for part in dicts(metrics) if 'type' in part]
         classes = (entry.get('metainfo') or {}).get('classes')
-        if not classes and self.kind:
-            with DATASETS.switch_scope_and_registry(experiment.scope) as registry:
-                classes = getattr(registry.get(self.kind), 'METAINFO', {}).get('classes')
+        if not classes:
+            classes = getattr(self.dataset_class, 'METAINFO', {}).get('classes')
         self.classes: tuple[Any, ...] = tuple(classes or ())
         self.used_images: int | None = None
+
+    @functools.cached_property
+    def dataset_class(self) -> Any:
+        """The class of its kind in the registry of its framework; None if there is none."""
+        with DATASETS.switch_scope_and_registry(self.experiment.scope) as registry:
+            return registry.get(self.kind) if self.kind else None
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
@@ -131,6 +148,14 @@ class DataSet:
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
+
+
+def framework_of(config: Config) -> str:
+    """Return 'mmdet' or 'mmseg', the ``default_scope`` of a config; raise ValueError for any other."""
+    scope = config.get('default_scope')
+    if scope not in ('mmdet', 'mmseg'):
+        raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+    return scope
 
 
 def _reading_files(address: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -177,17 +202,9 @@ def dicts(value: Any) -> Iterator[Any]:
             yield part
 
 
-def pipelines(value: Any) -> Iterator[list]:
-    """Yield every list of transforms that starts with ``LoadImageFromFile``."""
-    for part in _containers(value):
-        first = part[0] if isinstance(part, list) and part else None
-        if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
-            yield part
-
-
-def mapped_values(part: Any) -> Sequence[int] | None:
-    """Return the mask values of the classes, if a part of a config maps them."""
-    for step in dicts(part):
+def mapped_values(parts: Iterable[Any]) -> Sequence[int] | None:
+    """Return the mask values of the classes, if one of the parts of a config maps them."""
+    for step in parts:
         if step.get('type') == 'MapMaskValues':
             return step['values']
     return None

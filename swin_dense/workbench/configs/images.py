@@ -41,7 +41,7 @@ class Looked(NamedTuple):
     notes: list[str]
 
 
-def look_at_images(paths: Sequence[str], load: Any, most: int, every_image: bool = False) -> Looked:
+def look_at_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> Looked:
     """Look at the headers of images, and decode one image of each kind of header, or every image.
 
     Args:

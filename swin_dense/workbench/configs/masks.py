@@ -27,11 +27,10 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     dataset, pipeline = data.entry, data.pipeline
     if not data.kind:
         raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
-    with DATASETS.switch_scope_and_registry(data.experiment.scope) as registry:
-        kind = registry.get(data.kind)
     # Test-time augmentation loads the masks in a step inside of another.
     labelling = [step for step in dicts(pipeline) if step.get('type') in _LABELLING]
-    if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in labelling):
+    loads_masks = any(step['type'] == 'LoadAnnotations' for step in labelling)
+    if not loads_masks or not hasattr(data.dataset_class, 'get_label_map'):
         return []  # not like mmseg's own data sets, which consist of images and masks
     built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
     if is_address(built.data_prefix.get('img_path')):
@@ -84,7 +83,7 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
             f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
             'values than their indices, with --mask-values; otherwise name all classes with --classes'
         )
-    if len(found) <= 1 and _IGNORED in stored and mapped_values(dataset) is None:
+    if len(found) <= 1 and _IGNORED in stored and mapped_values(dicts(dataset)) is None:
         given = ','.join(map(str, sorted(stored)))
         raise ValueError(
             f'the {len(looked_at)} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '

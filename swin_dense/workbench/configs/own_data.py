@@ -22,7 +22,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
-from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, is_panoptic, mapped_values, pipelines
+from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, framework_of, is_panoptic, mapped_values
 from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
@@ -90,7 +90,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
             another.
         ValueError: an option does not fit the recipe or the data.
     """
-    _check_scope(experiment)
+    framework_of(experiment.config)
     notes = []
     classes = None if options.classes is None else class_names(options.classes)
     places, reason = options.places, ''
@@ -115,7 +115,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         set_length(experiment, options.epochs, options.iters)
     merge_settings(experiment.config, options.set, only_read=True)
     experiment.read()
-    _check_scope(experiment)
+    framework_of(experiment.config)
     # After the settings, which number the steps of the recipe's pipelines.
     if options.mask_values is not None:
         map_values(experiment, _numbers('--mask-values', options.mask_values))
@@ -128,11 +128,6 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         cause = f'no other layout was found: {reason}' if reason else 'no options such as --val-ann name others'
         raise FileNotFoundError(f'there is no {", no ".join(absent)}, as the recipe expects, and {cause}')
     return notes
-
-
-def _check_scope(experiment: Experiment) -> None:
-    if experiment.scope not in ('mmdet', 'mmseg'):
-        raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {experiment.scope!r}")
 
 
 def _check_places(experiment: Experiment, options: Options) -> None:
@@ -368,7 +363,7 @@ def _replace_root(experiment: Experiment, data_root: str) -> None:
         )
     old = roots.pop()
     new = data_root.rstrip('/') + '/' * old.endswith('/')
-    for part in dicts(list(experiment.config.values())):
+    for part in experiment.parts():
         for key, item in list(part.items()):
             if isinstance(item, str) and item.startswith(old):
                 part[key] = new + item.removeprefix(old)
@@ -435,7 +430,7 @@ def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
     for data in experiment.datasets:
         data.entry['type'] = 'BaseSegDataset'
         data.entry['reduce_zero_label'] = False
-    for part in dicts(list(experiment.config.values())):
+    for part in experiment.parts():
         if part.get('type') == 'LoadAnnotations':
             part['reduce_zero_label'] = False
 
@@ -454,7 +449,7 @@ def map_values(experiment: Experiment, values: Sequence[int]) -> None:
 
 def ignore_values(experiment: Experiment, values: Sequence[int]) -> None:
     """Make every pipeline map the given mask values to 255, which losses and metrics ignore."""
-    classes = mapped_values(list(experiment.config.values()))
+    classes = mapped_values(experiment.parts())
     if not classes:
         classes = range(_count_of_masks(experiment, '--ignore'))
     for value in values:
@@ -477,7 +472,7 @@ def _count_of_masks(experiment: Experiment, option: str) -> int:
 
 def _insert_step(experiment: Experiment, step: dict[str, Any]) -> None:
     """Insert a transform before the masks are loaded in every pipeline, in place of one of its type."""
-    for pipeline in pipelines(list(experiment.config.values())):
+    for pipeline in experiment.pipelines():
         pipeline[:] = [part for part in pipeline if part.get('type') != step['type']]
         kinds = [part.get('type') for part in pipeline]
         # Test-time augmentation loads masks inside of a step.

@@ -13,8 +13,6 @@ from mmengine.registry import DATASETS
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.images import endings_in, look_at_images, some
 
-_SAMPLED = 1000  # headers that are read, evenly spaced
-
 
 def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
     """Look at all files of a data set of mmdet with its own parser, if they are Pascal VOC's; of others, only say so.
@@ -24,8 +22,7 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
     """
     from mmdet.datasets import XMLDataset
 
-    with DATASETS.switch_scope_and_registry(data.experiment.scope) as registry:
-        kind = registry.get(data.kind) if data.kind else None
+    kind = data.dataset_class
     if not (isinstance(kind, type) and issubclass(kind, XMLDataset)):
         return [f'{data.address}: the annotations of a {data.kind} are not looked at'] if data.kind else []
     built, samples = _parsed(data)
@@ -37,7 +34,7 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
             f'with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
         )
     files = [sample['img_path'] for sample in samples]
-    absent, _, notes_on_images = look_at_images(files, data.loader, _SAMPLED, every_image)
+    absent, _, notes_on_images = look_at_images(files, data.loader, every_image=every_image)
     if absent:
         folder = Path(files[0]).parent
         raise ValueError(
