@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
+    from swin_dense.workbench.configs.own_data import replace_root
     from swin_dense.workbench.recipes.files import recipe_root
     from swin_dense.workbench.recipes.zoo import beside_published, find_recipe
     from swin_dense.workbench.weights import build_whole
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     is_recipe = not Path(args.config).is_file()
     recipe = find_recipe(recipe_root(), Path(args.config).name.removesuffix('.py')) if is_recipe else None
     if args.data_root is not None:
-        training.use_data_root(config, args.data_root)
+        replace_root(Experiment(config), args.data_root, ['test'])
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir and str(args.show_dir), 'tta': args.tta}
     with checkpoint_file(place) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)

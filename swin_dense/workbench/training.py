@@ -84,19 +84,6 @@ def prepare_test(
     return config
 
 
-def use_data_root(config: Config, root: str) -> None:
-    """Have the test data of a recipe read from another folder, which has the same layout."""
-    data = config.test_dataloader.dataset
-    if not data.get('data_root'):
-        raise ValueError('--data-root needs test_dataloader.dataset.data_root in the config')
-    before, data.data_root = data.data_root, os.path.join(root, '')
-    for evaluator in _evaluators(config):
-        for key, value in evaluator.items():  # ann_file of COCO, and folders of panoptic maps
-            if isinstance(value, str) and value.startswith(before):
-                below = value.removeprefix(before).lstrip('/')
-                evaluator[key] = os.path.join(root, below)
-
-
 def join_processes(config: Config) -> None:
     """Initialise the process group of torchrun on machines without GPUs."""
     is_on_cpu = config.launcher == 'pytorch' and not torch.cuda.is_available()

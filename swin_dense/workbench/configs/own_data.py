@@ -102,7 +102,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
     if options.val_share is not None:
         places = stack.enter_context(split_data(places, options, reason))
     if options.data_root is not None:
-        _replace_root(experiment, options.data_root)
+        replace_root(experiment, options.data_root)
     if places:
         _place(experiment, options.data_root, places)
     if classes is not None:
@@ -352,14 +352,14 @@ def _halves(images: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:
     return train, val
 
 
-def _replace_root(experiment: Experiment, data_root: str) -> None:
-    """Change every string that is the value of a dict's key and begins with the folder of the data sets."""
-    roots = {dataset.entry.get('data_root') or '' for dataset in experiment.datasets}
+def replace_root(experiment: Experiment, data_root: str, splits: Sequence[str] = SPLITS) -> None:
+    """Change every string that is the value of a dict's key and begins with the folder of the data sets of splits."""
+    roots = {dataset.entry.get('data_root') or '' for dataset in experiment.of(splits)}
     if len(roots) != 1 or '' in roots:
         found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
         raise ValueError(
             f'the data root can be replaced only if all datasets of a config have the same, got {found}; '
-            'set them one by one, for example --set train_dataloader.dataset.data_root=DIR'
+            f'set them one by one, for example --set {splits[0]}_dataloader.dataset.data_root=DIR'
         )
     old = roots.pop()
     new = data_root.rstrip('/') + '/' * old.endswith('/')
