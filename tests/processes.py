@@ -24,11 +24,14 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
-def cli(*arguments, check=True, cwd=ROOT):
-    """Run the command line; return its exit status, stdout and stderr."""
+def cli(*arguments, check=True, cwd=ROOT, first=None):
+    """Run the command line; return its exit status, stdout and stderr.
+
+    ``first`` is a function that the process imports, and calls before the command.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, 'out'), Path(folder, 'err')
-        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
+        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd, first))
         process.start()
         process.join()
         done = subprocess.CompletedProcess(
@@ -41,7 +44,7 @@ def cli(*arguments, check=True, cwd=ROOT):
     return done
 
 
-def _main(arguments, out, err, cwd):
+def _main(arguments, out, err, cwd, first):
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), stream.fileno())
         stream.reconfigure(line_buffering=True)
@@ -50,6 +53,8 @@ def _main(arguments, out, err, cwd):
     warnings.simplefilter('ignore')
     from swin_dense.commands._main import main
 
+    if first is not None:
+        first()
     with quick_configs():
         sys.exit(main(arguments))
 

@@ -17,6 +17,7 @@ from swin_dense.workbench.runtime import Model, Prediction
 from swin_dense.workbench.runtime.folder import ResultFolder
 from tests.commands.files import write_file
 from tests.commands.test_predict import RECIPES, make_weights, names_in
+from tests.processes import cli
 
 SIZES = [(60, 90), (64, 64), (48, 70)]
 GOOD = [f'{folder}/{number}' for folder in 'ab' for number in range(3)] + ['deep', 'photo']
@@ -128,16 +129,8 @@ def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch
     assert all(name.startswith('text.') for name in changed)
 
 
-# After hundreds of other tests in one process, this process died here twice; alone the test passes.
-@pytest.mark.long
-def test_a_signal_ends_after_an_image(folder, tmp_path, monkeypatch):
-    arguments = [
-        'predict',
-        *model_of('mmdet', tmp_path, monkeypatch),
-        str(folder),
-        '--out',
-        str(tmp_path / 'out'),
-    ]
+def send_signal():
+    """Let this process send itself SIGTERM while it predicts the second image."""
     predict = Predictor.predict
 
     def signalled(self, path, clock):
@@ -145,12 +138,22 @@ def test_a_signal_ends_after_an_image(folder, tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
         return predict(self, path, clock)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Predictor, 'predict', signalled)
-        assert main(arguments) == 128 + signal.SIGTERM
-    assert records_in(tmp_path / 'out') == ['a/0.json', 'a/1.json']
-    assert main([*arguments, '--resume']) == 1
-    assert len(records_in(tmp_path / 'out')) == len(GOOD)
+    Predictor.predict = signalled
+
+
+def test_a_signal_ends_after_an_image(folder, tmp_path):
+    """In a process of its own, because a signal that is not caught would end the process of the tests."""
+    make_weights('mmdet', tmp_path / 'weights.pth')
+    out = tmp_path / 'out'
+    arguments = ['predict', RECIPES['mmdet'], tmp_path / 'weights.pth', folder, '--out', out]
+    stopped = cli(*arguments, check=False, first=send_signal)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert 'stopping after the image at hand; a second signal stops at once' in stopped.stderr
+    assert records_in(out) == ['a/0.json', 'a/1.json']
+    resumed = cli(*arguments, '--resume', check=False)
+    assert resumed.returncode == 1, resumed.stderr
+    good = {*GOOD, *BAD} - {*BAD_OF['mmdet']}
+    assert set(records_in(out)) == {f'{name}.json' for name in [*good, 'large']}  # for which memory suffices here
 
 
 def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):

@@ -13,6 +13,7 @@ from tests.features.helpers import (
     PHOTOGRAPH,
     close,
     command_line,
+    in_a_process,
     make_images,
     parquet,
     pooled,
@@ -90,7 +91,11 @@ def test_a_signal_loses_no_finished_image(command, tmp_path, capfd):
     run, backbone = command
     paths = make_images(tmp_path / 'photos', 4, broken=False)
     hook = backbone.register_forward_pre_hook(lambda module, args: signal.raise_signal(signal.SIGTERM))
-    assert run(tmp_path / 'photos', '--pool', 'avg', '--batch-size', 1) == 128 + signal.SIGTERM
+
+    def signalled():
+        return run(tmp_path / 'photos', '--pool', 'avg', '--batch-size', 1)
+
+    assert in_a_process(signalled) == 128 + signal.SIGTERM
     assert 'stopping after the image at hand; a second signal stops at once' in capfd.readouterr().err
     assert len(rows_of(tmp_path / 'out')) == 1
     hook.remove()
