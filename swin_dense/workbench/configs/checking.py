@@ -47,7 +47,7 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     different: dict[tuple[bool, str], DataSet] = {}
     for dataset in experiment.of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
-    notes: list[str] = []
+    notes = notes_on_frozen_stages(experiment) if 'train' in splits else []
     for dataset in different.values():
         if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
             notes += look_at_annotations(dataset, every_image)
@@ -84,6 +84,22 @@ def check_channels(experiment: Experiment) -> None:
         raise ValueError(
             f'{", ".join(wrong)}, but the maps of the backbone have {maps} channels; add --set {" ".join(settings)}'
         )
+
+
+def notes_on_frozen_stages(experiment: Experiment) -> list[str]:
+    """Return a note if a training freezes stages of the backbone that no checkpoint is loaded into."""
+    config, model = experiment.config, experiment.model
+    backbone = model.get('backbone')
+    if not isinstance(backbone, dict):
+        return []
+    frozen = backbone.get('frozen_stages')
+    sources = (backbone.get('init_cfg'), backbone.get('pretrained'), model.get('init_cfg'))
+    if not isinstance(frozen, int) or frozen < 0 or any(sources) or config.get('load_from') or config.get('resume'):
+        return []
+    return [
+        f'model.backbone.frozen_stages={frozen}, but no checkpoint is loaded, so that the frozen stages stay random; '
+        'train all with --set model.backbone.frozen_stages=-1, or load weights with init_cfg or load_from'
+    ]
 
 
 def _returned(experiment: Experiment) -> list[int] | None:

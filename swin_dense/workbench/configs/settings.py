@@ -37,30 +37,45 @@ def merge_settings(config: Config, settings: Sequence[str], only_read: bool = Fa
 
     With ``only_read``, each must start with an entry that a runner or a tool reads.
     """
+    from mmengine.config import ConfigDict  # which parse_settings does not need
+
     for key, value in parse_settings(settings).items():
         _check_kind(config, key, value)
         if only_read:
             checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(read_entries()))
+        *parents, last = key.split('.')
+        parts = _entry(config, parents)
+        if isinstance(parts, list) and last.isdigit() and int(last) < len(parts):
+            parts[int(last)] = ConfigDict(value) if isinstance(value, dict) else value
+            continue
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value
         try:
             config.merge_from_dict({key: whole})
         except Exception as error:  # mmengine raises various exceptions if a key leads into a scalar
             raise ValueError(f'{key}={value!r} cannot be set in this config: {error}') from error
+        if isinstance(value, dict):
+            _entry(config, [*parents, last]).pop('_delete_', None)  # mmengine keeps it in a new entry
+
+
+def _entry(config: Config, names: Sequence[str]) -> Any:
+    """Return an entry of a config, by the keys and the numbers in lists that lead to it, or None if there is none."""
+    there: Any = config
+    for name in names:
+        if isinstance(there, (list, tuple)):
+            is_index = name.isdigit() and int(name) < len(there)
+            there = there[int(name)] if is_index else None
+        elif isinstance(there, Mapping) or there is config:
+            there = there.get(name)
+        else:
+            return None
+    return there
 
 
 def _check_kind(config: Config, key: str, value: Any) -> None:
     """Raise ValueError for a value that cannot be in the place of a part of a config, which is a dict, or of a name."""
     parts = key.split('.')
-    there: Any = config
-    for part in parts:
-        if isinstance(there, (list, tuple)):
-            is_index = part.isdigit() and int(part) < len(there)
-            there = there[int(part)] if is_index else None
-        elif isinstance(there, Mapping) or there is config:
-            there = there.get(part)
-        else:
-            there = None
+    there = _entry(config, parts)
     is_list = isinstance(there, (list, tuple)) and bool(there)
     is_part = isinstance(there, Mapping) or (is_list and _are_parts(there))
     fits = _are_parts(value) and (is_list or bool(value) or isinstance(value, Mapping))

@@ -707,3 +707,25 @@ def test_a_folder_is_no_image(fruit, name):
 def test_a_box_beyond_a_float_is_one_error(fruit):
     fruit.change(first(bbox=[10**400, 1, 2, 3]))
     assert 'bbox must be x, y, width and height' in fruit.refused()
+
+
+@pytest.mark.parametrize(
+    ('settings', 'is_said'),
+    [
+        (['model.backbone.frozen_stages=2'], True),
+        (['model.backbone.frozen_stages=0'], True),
+        (['model.backbone.frozen_stages=-1'], False),
+        (['model.backbone.frozen_stages=2', 'load_from=a.pth'], False),
+        (['model.backbone.frozen_stages=2', 'resume=True'], False),
+        (
+            ["model.backbone.init_cfg={'type': 'Pretrained', 'checkpoint': 'a.pth'}", 'model.backbone.frozen_stages=2'],
+            False,
+        ),
+    ],
+)
+def test_frozen_stages_that_stay_random_are_said(fruit, settings, is_said):
+    """A recipe that freezes stages, without the checkpoint that it downloads, trains on noise."""
+    config = fruit.write('--set', 'model.backbone.init_cfg=None', *settings)
+    notes = check_data(config, ('train', 'val'))
+    assert ('the frozen stages stay random' in ''.join(notes)) == is_said
+    assert 'stay random' not in ''.join(check_data(config, ('test',)))

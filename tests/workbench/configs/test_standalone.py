@@ -10,7 +10,8 @@ import pytest
 from mmengine.config import Config
 
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs.settings import parse_settings
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.recipes.files import load_recipe
 from tests.conftest import ROOT
 from tests.processes import completed
 from tests.workbench.configs.data import CLASSES, SPLITS, VAL, dataset_of, make_coco, written
@@ -125,6 +126,26 @@ def test_settings(tmp_path):
     scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
     config = write(tmp_path, '--set', scale, name=SEGMENTOR)
     assert config.test_pipeline[1].scale == (640, 400)
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('model.backbone.init_cfg', {'type': 'Pretrained', 'checkpoint': 'a.pth'}),
+        ('model.train_cfg.new.entry', {'a': {'b': 1}}),
+        ('model.train_cfg.rpn', {'a': 1}),
+        ('train_dataloader.dataset.pipeline.0', {'type': 'LoadBands'}),
+        ('param_scheduler.0', {'type': 'ConstantLR', 'factor': 1.0}),
+        ('model.neck.in_channels.3', 7),
+    ],
+)
+def test_a_dict_is_a_new_entry_or_replaces_one_also_in_a_list(key, value):
+    config = load_recipe(DETECTOR)
+    merge_settings(config, [f'{key}={value}'])
+    entry = config
+    for name in key.split('.'):
+        entry = entry[int(name)] if isinstance(entry, list) else entry[name]
+    assert entry == value
 
 
 @pytest.mark.parametrize(
