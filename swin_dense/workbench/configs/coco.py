@@ -74,21 +74,22 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
     masks = _check_annotations(name, annotations, images, content['categories'], is_evaluated, needs_masks)
     kept = [one for one in annotations if one['category_id'] in used]
     empty = len(images) - len({one['image_id'] for one in annotations})
-    notes = [f'{path}: {len(images)} images, {empty} without annotations, {len(annotations)} annotations']
+    notes = [f'{len(images)} images, {empty} without annotations, {len(annotations)} annotations']
     unused = Counter(one['category_id'] for one in annotations if one['category_id'] not in used)
     if unused:
         names = {one['id']: one['name'] for one in content['categories']}
         others = some(f'{names[key]} ({count})' for key, count in unused.most_common())
         count = f'{unused.total()} of {len(annotations)} annotations'
-        notes.append(f'{path}: {count} are not used, of categories that are no class: {others}')
+        notes.append(f'{count} are not used, of categories that are no class: {others}')
     if kept:
-        notes += _look_at_boxes(name, path, kept, images, used, is_evaluated)
+        notes += _look_at_boxes(name, kept, images, used, is_evaluated)
     else:
-        notes.append(f'{path}: no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
-    notes += _look_at_masks_of(path, masks)
-    notes += _count_images(name, path, data, images, {one['image_id'] for one in kept})
-    notes += _look_at_evaluation(path, data, kept)
-    return notes + _check_files(name, path, images, data, every_image)
+        notes.append('no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
+    notes += _look_at_masks_of(masks)
+    notes += _count_images(name, data, images, {one['image_id'] for one in kept})
+    of_evaluation = _look_at_evaluation(path, data, kept)
+    notes += _check_files(name, images, data, every_image)
+    return [f'{path}: {note}' for note in notes] + of_evaluation
 
 
 def read_coco(path: Path) -> Any:
@@ -257,7 +258,7 @@ def _check_annotations(
 
 
 def _look_at_boxes(
-    name: str, path: Path, annotations: Sequence[Any], images: Any, used: dict[Any, Any], is_evaluated: bool
+    name: str, annotations: Sequence[Any], images: Any, used: dict[Any, Any], is_evaluated: bool
 ) -> list[str]:
     """Check the boxes of the classes as mmdet reads them, and return notes on those that it leaves out."""
     places = [one['bbox'] for one in annotations]
@@ -299,48 +300,43 @@ def _look_at_boxes(
     is_counted = is_left_out & ~is_crowd
     if why:
         count = f'{is_left_out.sum()} of {len(boxes)} boxes ({100 * is_left_out.mean():.2g} %)'
-        notes.append(f'{path}: mmdet does not train on {count}: {why}')
+        notes.append(f'mmdet does not train on {count}: {why}')
     if is_evaluated and is_counted.any():
         notes[-1] += f"; COCO's evaluation counts {is_counted.sum()} of them, all that are not marked 'iscrowd'"
     is_cut = beyond > _ROUNDING
     if is_cut.any():
-        notes.append(
-            f'{path}: {is_cut.sum()} of {len(boxes)} boxes reach beyond their image, by up to {beyond.max():.3g} '
-            + (
-                "pixels; COCO's evaluation compares them whole"
-                if is_evaluated
-                else 'pixels; mmdet cuts them at its edge'
-            )
-        )
+        use = "COCO's evaluation compares them whole" if is_evaluated else 'mmdet cuts them at its edge'
+        count = f'{is_cut.sum()} of {len(boxes)} boxes'
+        notes.append(f'{count} reach beyond their image, by up to {beyond.max():.3g} pixels; {use}')
     kept = set()
     for one, is_out in zip(annotations, is_left_out, strict=True):
         if not is_out:
             kept.add(one['category_id'])
     without = [name for key, name in used.items() if key not in kept]
     if without:
-        notes.append(f'{path}: {len(without)} of {len(used)} classes have no box: {some(without)}')
+        notes.append(f'{len(without)} of {len(used)} classes have no box: {some(without)}')
     return notes
 
 
-def _look_at_masks_of(path: Path, masks: Sequence[Mask]) -> list[str]:
+def _look_at_masks_of(masks: Sequence[Mask]) -> list[str]:
     """Return notes on polygons that mmdet leaves out, and on masks that reach beyond their box."""
     notes = []
     left_out = [mask.left_out for mask in masks if mask.left_out]
     if left_out:
         notes.append(
-            f'{path}: mmdet leaves out {sum(left_out)} polygons of fewer than three points, or with an odd number of '
+            f'mmdet leaves out {sum(left_out)} polygons of fewer than three points, or with an odd number of '
             f'coordinates, in {len(left_out)} of {len(masks)} masks'
         )
     beyond = [mask.beyond for mask in masks if mask.beyond]
     if beyond:
         notes.append(
-            f'{path}: {len(beyond)} of {len(masks)} masks reach beyond their box, by up to {max(beyond):.3g} pixels; '
+            f'{len(beyond)} of {len(masks)} masks reach beyond their box, by up to {max(beyond):.3g} pixels; '
             'a box should hold its mask, because detectors such as Mask R-CNN learn only the part within'
         )
     return notes
 
 
-def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], with_boxes: set[Any]) -> list[str]:
+def _count_images(name: str, data: DataSet, images: dict[Any, Any], with_boxes: set[Any]) -> list[str]:
     """Return a note on images that mmdet leaves out by ``filter_cfg`` and ``indices``; raise ValueError for all."""
     filters = data.entry.get('filter_cfg') or {}
     if data.entry.get('test_mode'):
@@ -369,7 +365,7 @@ def _count_images(name: str, path: Path, data: DataSet, images: dict[Any, Any], 
         return []
     if not left:
         raise ValueError(f'{name}: mmdet would leave out all {len(images)} images: {", ".join(reasons)}')
-    used = f'{path}: mmdet uses {left} of {len(images)} images and leaves out {", ".join(reasons)}'
+    used = f'mmdet uses {left} of {len(images)} images and leaves out {", ".join(reasons)}'
     if data.is_evaluated:
         used += f"; COCO's evaluation counts the objects of all images (--set {data.address}.test_mode=True keeps them)"
     return [used]
@@ -412,7 +408,7 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
     return notes
 
 
-def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image: bool) -> list[str]:
+def _check_files(name: str, images: Any, data: DataSet, every_image: bool) -> list[str]:
     """Check that the images exist and have the sizes of the annotations, and return notes on how they are loaded."""
     if is_address(data.folder('img')):
         return []
@@ -438,4 +434,4 @@ def _check_files(name: str, path: Path, images: Any, data: DataSet, every_image:
         advice = 'annotate the image of this size, or write its size if only that is wrong'
         sizes = other_size(f'{first} is stated as', stated[first], 'is read', looked_at[first], advice)
         raise ValueError(f'{name}: {len(wrong)} of {len(looked_at)} images looked at have another size: {sizes}')
-    return [f'{path}: {note}' for note in notes]
+    return notes

@@ -92,22 +92,19 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         )
     names = built.metainfo.get('classes') or range(classes)
     rest = [name for index, name in enumerate(names) if index not in found]
-    notes = [
-        f'{folder}: {len(samples)} masks, one for each image; read the values of {len(looked_at)}',
-        *(f'{folder}: {note}' for note in notes),
-    ]
+    notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes]
     if not_used:
         zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
         given = ', '.join(map(str, sorted(not_used)))
-        notes.append(f'{folder}: {100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+        notes.append(f'{100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
     if rest:
-        notes.append(f'{folder}: in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
+        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
     data.used_images = len(samples)
     if dataset.get('indices') is not None:
         built.full_init()
         data.used_images = len(built)
-        notes.append(f'{folder}: mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
-    return notes
+        notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
+    return [f'{folder}: {note}' for note in notes]
 
 
 def _stored(path: str) -> np.ndarray:

@@ -50,7 +50,7 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
     others = stated.copy()
     for label in classes:
         del others[label]
-    notes = [f'{name}: {len(samples)} images, {stated.total()} objects']
+    notes = [f'{len(samples)} images, {stated.total()} objects']
     unused = f'of names that are no class: {some(f"{label} ({number})" for label, number in others.most_common())}'
     if not used and not data.is_evaluated:
         raise ValueError(
@@ -59,14 +59,14 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
             'compares names to the letter'
         )
     if others:
-        notes.append(f'{name}: {others.total()} of {stated.total()} objects are not used, {unused}')
+        notes.append(f'{others.total()} of {stated.total()} objects are not used, {unused}')
     _check_boxes(samples)
     without = [label for label in classes if label not in used]
     if without:
-        notes.append(f'{name}: {len(without)} of {len(classes)} classes have no box: {some(without)}')
+        notes.append(f'{len(without)} of {len(classes)} classes have no box: {some(without)}')
     difficult = sum(one['ignore_flag'] for sample in samples for one in sample['instances'])
     if difficult:
-        notes.append(f"{name}: mmdet does not train on {difficult} of {used.total()} boxes, those marked 'difficult'")
+        notes.append(f"mmdet does not train on {difficult} of {used.total()} boxes, those marked 'difficult'")
     built.data_list = samples
     kept = len(built.filter_data())
     if data.entry.get('indices') is None:
@@ -75,8 +75,8 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
         left_out = f'{len(samples) - kept} of {len(samples)} images, by filter_cfg={dict(data.entry.filter_cfg)}'
         if not kept:
             raise ValueError(f'{name}: mmdet would leave out {left_out}: look at <size> in {samples[0]["xml_path"]}')
-        notes.append(f'{name}: mmdet leaves out {left_out}')
-    return notes + [f'{name}: {note}' for note in notes_on_images]
+        notes.append(f'mmdet leaves out {left_out}')
+    return [f'{name}: {note}' for note in notes + notes_on_images]
 
 
 def _parsed(data: DataSet) -> tuple[Any, list[Any]]:
