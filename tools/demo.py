@@ -176,10 +176,15 @@ def print_summary(summary: dict, out: Path) -> None:
             table.add_row(name, f'{summary[name]:.3f}')
     console.print(table)
     console.print(f'Operators of mmcv: {summary["operators of mmcv"]}')
-    console.print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground')
-    console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of the')
-    console.print("detector's backbone.")
+    seconds = sum(summary['seconds'].values())
+    console.print(
+        f'{seconds:.0f} s in total. {out} contains summary.json, images of ground truth and predictions '
+        "(mask_rcnn.png, upernet.png), and pyramid.png, the four levels of the detector's backbone."
+    )
 
 
 if __name__ == '__main__':
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit('stopped; the next run keeps the data set, and trains from the beginning')

@@ -1,5 +1,6 @@
 """The demo data set, read by the libraries that read the real COCO and ADE20K."""
 
+import runpy
 import subprocess
 import sys
 
@@ -68,3 +69,14 @@ def test_existing_files_are_kept_without_force(tmp_path):
     assert refused.returncode == 2
     assert '--force' in refused.stderr
     assert [path.read_text() for path in tmp_path.iterdir()] == ['keep']
+
+
+def test_an_interrupted_demo_prints_no_traceback(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, 'argv', ['demo.py', str(tmp_path / 'demo')])
+    monkeypatch.setattr(sys, 'path', list(sys.path))  # to which the program adds a folder
+    monkeypatch.setattr(subprocess, 'Popen', interrupted)
+    with pytest.raises(SystemExit, match='stopped; the next run keeps the data set'):
+        runpy.run_path(str(ROOT / 'tools' / 'demo.py'), run_name='__main__')

@@ -96,19 +96,18 @@ def described_schedule(experiment: Experiment) -> str:
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' in optimizer:
         parts.append(f'learning rate {optimizer["lr"]:g} ({optimizer.get("type")})')
-    for place, entry in _lists(experiment):
-        for schedule in _listed(place[entry]):
-            counted = 'epochs' if schedule.get('by_epoch', True) else 'iterations'
-            begin = schedule.get('begin') or 0
-            end = schedule.get('end') or INF
-            if _is_warm_up(schedule):
-                parts.append(f'warm-up of {end} {counted}')
-            elif 'milestones' in schedule:
-                milestones = ', '.join(map(str, schedule['milestones']))
-                parts.append(f'multiplied by {schedule.get("gamma", 0.1):g} after {milestones} {counted}')
-            else:
-                until = 'the end' if end >= INF else end
-                parts.append(f'{_name(schedule)} from {begin} to {until} {counted}')
+    for _, schedule in _addressed(experiment):
+        counted = 'epochs' if schedule.get('by_epoch', True) else 'iterations'
+        begin = schedule.get('begin') or 0
+        end = schedule.get('end') or INF
+        if _is_warm_up(schedule):
+            parts.append(f'warm-up of {end} {counted}')
+        elif 'milestones' in schedule:
+            milestones = ', '.join(map(str, schedule['milestones']))
+            parts.append(f'multiplied by {schedule.get("gamma", 0.1):g} after {milestones} {counted}')
+        else:
+            until = 'the end' if end >= INF else end
+            parts.append(f'{_name(schedule)} from {begin} to {until} {counted}')
     return ', '.join(parts)
 
 
@@ -132,17 +131,15 @@ def notes_on_schedule(experiment: Experiment) -> list[str]:
     key, total = length
     unit, option = _UNITS[key]
     ends = []
-    for place, entry in _lists(experiment):
-        for schedule in _listed(place[entry]):
-            is_noted = any(schedule is warm_up for warm_up in warm_ups.values())
-            if is_noted or schedule.get('by_epoch', True) != (key == 'max_epochs'):
-                continue
-            # The step after which it changes nothing.
-            end = schedule.get('end') or INF
-            if end >= INF:
-                end = max(total, *schedule.get('milestones', [0]))
-            ends.append((end, _name(schedule)))
-    last, name = max(ends, default=(total, ''))
+    for address, schedule in _addressed(experiment):
+        if address in warm_ups or schedule.get('by_epoch', True) != (key == 'max_epochs'):
+            continue
+        # The step after which it changes nothing.
+        end = schedule.get('end') or INF
+        if end >= INF:
+            end = max(total, *schedule.get('milestones', [0]))
+        ends.append((end, _name(schedule), address))
+    last, name, address = max(ends, default=(total, '', ''))
     if last == total or (last < total and name in _WARM_UPS):
         return notes
     if last > total:
@@ -151,7 +148,8 @@ def notes_on_schedule(experiment: Experiment) -> list[str]:
         what = f'so that it stays at its last value for {total - last} {unit}'
     notes.append(
         f'the schedule of the learning rate ends after {last} {unit}, but the training after {total}, {what}; '
-        f'`swin-dense config CONFIG {option} {total}` scales the schedule of a recipe with its training'
+        f'change {address} in the config, or write a recipe anew with `swin-dense config RECIPE {option} {total}`, '
+        'which scales its schedule with its training'
     )
     return notes
 
@@ -170,13 +168,10 @@ def _tenth(iterations: int) -> int:
 def _too_long(experiment: Experiment, iterations: int) -> dict[str, Any]:
     """Return the warm-ups, counted in iterations, that are longer than a training, by their addresses for `--set`."""
     found = {}
-    for place, name in _lists(experiment):
-        address = name if place is experiment.config else f'param_scheduler.{name}'
-        for index, schedule in enumerate(_listed(place[name])):
-            is_by_epoch = schedule.get('by_epoch', True)
-            if _is_warm_up(schedule) and not is_by_epoch and iterations < schedule.end:
-                is_alone = isinstance(place[name], dict)
-                found[address if is_alone else f'{address}.{index}'] = schedule
+    for address, schedule in _addressed(experiment):
+        is_by_epoch = schedule.get('by_epoch', True)
+        if _is_warm_up(schedule) and not is_by_epoch and iterations < schedule.end:
+            found[address] = schedule
     return found
 
 
@@ -240,6 +235,15 @@ def _lists(experiment: Experiment) -> Iterator[tuple[Any, str]]:
         yield from ((schedules, name) for name in schedules)
     elif schedules:
         yield experiment.config, 'param_scheduler'
+
+
+def _addressed(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """Yield the schedules with their addresses for `--set`."""
+    for place, name in _lists(experiment):
+        address = name if place is experiment.config else f'param_scheduler.{name}'
+        is_alone = isinstance(place[name], dict)
+        for index, schedule in enumerate(_listed(place[name])):
+            yield address if is_alone else f'{address}.{index}', schedule
 
 
 def _listed(schedules: Any) -> list[Any]:

@@ -212,7 +212,12 @@ def test_a_schedule_that_does_not_end_with_the_training_is_noted(fruit, tmp_path
     monkeypatch.setattr('mmengine.registry.RUNNERS.build', lambda config: pytest.skip)
     fruit.write('--set', 'train_cfg.max_epochs=36', name=DETECTOR)
     message = 'ends after 12 epochs, but the training after 36, so that it stays at its last value for 24 epochs'
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert 'change param_scheduler.1 in the config' in said
+    changes = ['param_scheduler.1.end=36', 'param_scheduler.1.milestones=24,33']
+    fruit.write('--set', 'train_cfg.max_epochs=36', *changes, name=DETECTOR)
+    assert 'the schedule' not in capsys.readouterr().err
     written(tmp_path, '--set', 'train_cfg.max_iters=4000', name=SEGMENTOR)
     message = 'ends after 160000 iterations, but the training after 4000, so that it follows 2.5 % of its schedule only'
     assert message in capsys.readouterr().err
