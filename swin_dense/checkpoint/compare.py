@@ -29,14 +29,7 @@ _CLASSIFIER_CLAMPS = (
     'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
     'outputs, build the model with clamp_window=True'
 )
-_WINDOWS_UNKNOWN = (
-    'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
-    'taken to be those of the model, {window}; if they were others, build the model with pretrained_window_size'
-)
 _TRANSPOSED = 'linear weights are (inputs, outputs) in the checkpoint, as Paddle stores them, and were transposed'
-_NOT_SQUARE = (
-    '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
-)
 
 
 @dataclass(frozen=True)
@@ -195,8 +188,10 @@ def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, st
         return resized, f'grid {_by(old)} to {_by(new)}, bicubic'
     if name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
         return adapt_channels(tensor, shape[1]), f'image channels {given[1]} to {shape[1]}'
-    advice = _NOT_SQUARE if name.endswith(TABLE) and old is None else ''
-    return None, f'{given} in the checkpoint, {shape} in the model{advice}'
+    why = f'{given} in the checkpoint, {shape} in the model'
+    if name.endswith(TABLE) and old is None:
+        why += '; its window is not square, so pass its height and width as `window_size` of load_checkpoint'
+    return None, why
 
 
 def _damage(tensor: Tensor) -> str:
@@ -223,10 +218,18 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
                 'or resize them with load_checkpoint(..., allow_partial=True)'
             )
         return []
+    is_known = any(weights.trained_windows.values())
+    if not is_known and 0 not in backbone.pretrained_window_size:
+        return []
+    if not is_known:
+        taken = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
+        doubt = (
+            'neither the checkpoint nor the model records the windows that the position networks were trained with; '
+            f'they are taken to be those of the model, {taken}; if they were others, build the model with '
+            'pretrained_window_size'
+        )
+        return [doubt]
     given = [weights.trained_windows.get(stage) for stage in range(stages)]
-    if not any(weights.trained_windows.values()):
-        own = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
-        return [_WINDOWS_UNKNOWN.format(window=own)] if 0 in backbone.pretrained_window_size else []
     pairs = list(zip(given, backbone.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
     if backbone.clamp_window and pairs[0][0] == pairs[0][1]:

@@ -38,10 +38,6 @@ _NEARLY = {
         'projection: it is another network, which no option of the model builds. Use the code of that network.'
     ),
 }
-_OF_VOLUMES = (
-    'Its patches have the shape {shape}, with a depth or time axis: it is a Swin of volumes or videos (Video Swin, '
-    'SwinUNETR), which no option builds. Use the code of that network.'
-)
 _BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 
 
@@ -163,7 +159,10 @@ def nearly(weights: Weights, own: Collection[str] = ()) -> str:
     """
     patches = weights.shapes.get('patch_embed.projection.weight', ())
     if len(patches) == 5:
-        return _OF_VOLUMES.format(shape=patches)
+        return (
+            f'Its patches have the shape {patches}, with a depth or time axis: it is a Swin of volumes or videos '
+            '(Video Swin, SwinUNETR), which no option builds. Use the code of that network.'
+        )
     others = [parameter for name, parameter in weights.parameters.items() if name not in own]
     keys = [key for parameter in others for key in parameter.keys]
     for pattern, text in _NEARLY.items():
