@@ -208,7 +208,7 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     """
     backbone, stages = target.backbone, len(target.backbone.stages)
     if weights.family.network == 'swin':
-        windows = {stage: window for stage, window in weights.windows.items() if window and stage < stages}
+        windows = {stage: window for stage, window in weights.windows.items() if stage < stages}
         differ = any(window != backbone.windows[stage] for stage, window in windows.items())
         if len(set(windows.values())) > 1 and differ and not allow_partial:
             shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
@@ -218,10 +218,9 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
                 'or resize them with load_checkpoint(..., allow_partial=True)'
             )
         return []
-    is_known = any(weights.trained_windows.values())
-    if not is_known and 0 not in backbone.pretrained_window_size:
+    if not weights.trained_windows and 0 not in backbone.pretrained_window_size:
         return []
-    if not is_known:
+    if not weights.trained_windows:
         taken = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
         doubt = (
             'neither the checkpoint nor the model records the windows that the position networks were trained with; '

@@ -57,8 +57,8 @@ class Weights:
     label: str  # the name of the family in reports
     prefix: str  # of the backbone's keys in the checkpoint
     parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
-    windows: Mapping[int, Pair | None]  # by stage: of tables, or of the buffers beside V2's position networks
-    trained_windows: Mapping[int, Pair | None]  # by stage: with which V2's position networks were trained
+    windows: Mapping[int, Pair]  # by stage, if known: of tables, or of the buffers beside V2's position networks
+    trained_windows: Mapping[int, Pair]  # by stage, if known: with which V2's position networks were trained
     left_out: Mapping[str, str]  # why keys are skipped on purpose
     is_transposed: bool  # linear weights were (inputs, outputs)
 
@@ -138,14 +138,17 @@ def convert(
     parts_of = {name: [values[keys[part]] for part in sorted(keys)] for name, keys in keys_of.items()}
     is_transposed = _is_transposed(parts_of, described)
     parameters: dict[str, Parameter] = {}
-    windows: dict[int, Pair | None] = {}
-    trained_windows: dict[int, Pair | None] = {}
+    windows: dict[int, Pair] = {}
+    trained_windows: dict[int, Pair] = {}
     left_out: dict[str, str] = {}
     for name, parts in parts_of.items():
         stored = tuple(keys_of[name].values())
         coordinates = _buffer_beside(stored[0], COORDINATES, values) if name.role == 'logit_scale' else None
-        if coordinates is not None:
-            windows[name.stage], trained_windows[name.stage] = windows_of_coordinates(coordinates)
+        window, trained = (None, None) if coordinates is None else windows_of_coordinates(coordinates)
+        if window is not None:
+            windows[name.stage] = window
+        if trained is not None:
+            trained_windows[name.stage] = trained
         why = _why_unusable(parts, len(family.templates(name.role)))
         if why:
             parameters[name.ours] = Parameter(stored, None, why)
@@ -153,7 +156,7 @@ def convert(
         if is_transposed and name.role in LINEAR:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         size, is_known = _size_of(name, stored[0], parts[0], values, window_size)
-        if name.role == 'table':
+        if name.role == 'table' and size is not None:
             windows[name.stage] = size
         parameters[name.ours] = Parameter(stored, family.decode(name, parts), '', size, is_known)
     for key in others:

@@ -77,7 +77,6 @@ _RESPELLINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r'\battention\.self\.key\b': 'attention.k_proj',
     r'\battention\.self\.value\b': 'attention.v_proj',
     r'\battention\.self\.(?=relative_position_bias_table)': 'attention.relative_position_bias.',
-    r'\battention\.self\.(?=logit_scale|cpb_mlp\.)': 'attention.',
     r'\battention\.output\.dense\b': 'attention.o_proj',
     r'(?<=[\d}]\.)intermediate\.dense\b': 'mlp.fc1',
     r'(?<=[\d}]\.)output\.dense\b': 'mlp.fc2',
@@ -352,7 +351,9 @@ def _family_of(scheme: Family, read: list[Name], prefix: str, names: Collection[
     last = max(name.stage for name in read if name.block is not None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in read)
     # Only Swin V2 has both; Swin V1 and other networks called "V2" do not.
-    network = 'swinv2' if {'logit_scale', 'cpb1'} <= {name.role for name in read} else 'swin'
+    own = [name for name in names if name.startswith(prefix)]
+    is_v2 = any(name.endswith('.logit_scale') for name in own) and any('.cpb_mlp.' in name for name in own)
+    network = 'swinv2' if is_v2 else 'swin'
     family = FAMILY_OF_SCHEME.get((scheme, network, merges_first))
     family = family or FAMILY_OF_SCHEME.get((scheme, network, False), scheme)
     for library, end, beside, label in _LABELS:

@@ -132,8 +132,8 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
         inferred['window_size'] = windows
     elif windows[0]:
         inferred['window_size'] = windows[0]
-    trained = [weights.trained_windows.get(stage) for stage in range(stages)]
-    if any(weights.trained_windows.values()):
+    if weights.trained_windows:
+        trained = [weights.trained_windows.get(stage) for stage in range(stages)]
         inferred['pretrained_window_size'] = pretrained_sides(trained)
     elif weights.family.network == 'swinv2' and 'pretrained_window_size' not in given:
         raise CheckpointError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.models.swin import SwinBlock
 from tests.checkpoint.helpers import ARCH, prefixed
@@ -212,6 +212,19 @@ def test_a_model_with_lora_is_not_told_to_merge_it():
     assert 'merge' not in str(raised.value)
     with pytest.raises(CheckpointError, match='Its LoRA is not merged'):
         Detector(2).load_state_dict(state)
+
+
+def test_a_v2_is_recognised_when_its_position_networks_have_lora_too():
+    source, model = (randomize(SwinV2Backbone(**ARCH), seed) for seed in (1, 2))
+    for backbone in (source, model):
+        for name, layer in list(backbone.named_modules()):
+            if isinstance(layer, nn.Linear):
+                parent, _, child = name.rpartition('.')
+                setattr(backbone.get_submodule(parent), child, LoRA(layer))
+    assert 'stages.0.blocks.0.attn.w_msa.cpb_mlp.0.base_layer.weight' in source.state_dict()
+    base = without('lora_', source.state_dict())
+    model.load_state_dict(base)
+    assert equal_weights(base, model)
 
 
 def test_weights_load_into_wrapped_modules():
