@@ -131,15 +131,17 @@ def compare(
         target = target.extended_by(renamed)
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
+        damage = _damage(weights.parameters[name].tensor)
+        if damage:
+            report.damaged[name] = damage
+            continue
         tensor, how = _fit(name, weights, target)
         if tensor is None:
             report.mismatched[name] = how
-        elif damage := _damage(weights.tensors[name]):
-            report.damaged[name] = damage
-        else:
-            fitted[name] = tensor
-            if how:
-                report.resized[name] = how
+            continue
+        fitted[name] = tensor
+        if how:
+            report.resized[name] = how
     report.loaded = list(fitted)
     report.missing = [name for name in target.shapes if name not in fitted]
     report.new = [name for name in report.missing if _is_new(name, weights, target)]
@@ -190,13 +192,17 @@ def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, st
         return adapt_channels(tensor, shape[1]), f'image channels {given[1]} to {shape[1]}'
     why = f'{given} in the checkpoint, {shape} in the model'
     if name.endswith(TABLE) and old is None:
-        why += '; its window is not square, so pass its height and width as `window_size` of load_checkpoint'
+        why += (
+            '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
+        )
     return None, why
 
 
-def _damage(tensor: Tensor) -> str:
+def _damage(tensor: Tensor | None) -> str:
+    if tensor is None or tensor.is_meta or not tensor.is_floating_point():
+        return ''
     # In float32, because finite 64-bit values can overflow in the model.
-    count = 0 if tensor.is_meta else int((~tensor.float().isfinite()).sum())
+    count = int((~tensor.float().isfinite()).sum())
     return f'{count} of its {tensor.numel()} values are NaN or infinite' if count else ''
 
 
