@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.convert import TABLE, Weights
 from swin_dense.checkpoint.families import is_standard, plain_name
 from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
-from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
+from swin_dense.checkpoint.report import CheckpointError, Report, differences, misfit, of_other_version
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Pair
@@ -115,11 +115,11 @@ def compare(
     """
     described = f'{weights.described} ({weights.label})'
     network = weights.family.network
+    report = Report(weights.described, weights.label, weights.prefix, version=1 if network == 'swin' else 2)
     if network != target.backbone.network:
-        raise other_version(described, network, nearly(weights), options_of(weights.shapes))
+        raise misfit(report, nearly(weights), [of_other_version(network, options_of(weights.shapes))])
     if target.is_classifier and 'head.weight' not in weights.tensors and not allow_partial:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
-    report = Report(weights.described, weights.label, weights.prefix, version=1 if network == 'swin' else 2)
     report.left_out = dict(weights.left_out)
     report.notes = [_TRANSPOSED] * weights.is_transposed
     report.doubts = check_windows(described, weights, target, allow_partial)
@@ -160,7 +160,8 @@ def compare(
         report.notes.append(_CLASSIFIER_CLAMPS)
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
-        raise misfit(report, nearly(weights, target.names), options_of(weights.shapes), wanted, excess)
+        causes = differences(options_of(weights.shapes), wanted)
+        raise misfit(report, nearly(weights, target.names), causes, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 

@@ -86,19 +86,14 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
     return [(reason, listed(names)) for reason, names in groups.items()]
 
 
-def misfit(
-    report: Report, other: str, given: Mapping[str, Any], wanted: Mapping[str, Any], excess: list[str]
-) -> CheckpointError:
+def misfit(report: Report, other: str, causes: Sequence[str], excess: Sequence[str] = ()) -> CheckpointError:
     """Return the error of a failed load: the likely cause, then the parameters.
 
-    ``other`` says what the checkpoint is, if it is nearly a Swin. ``given`` and ``wanted`` are the options by the
-    shapes in the checkpoint and in the model, ``excess`` the keys of a Swin that are not part of the model.
+    ``other`` says what the checkpoint is, if it is nearly a Swin. ``causes`` are those of other misfits, and ``excess``
+    the keys of a Swin that are not part of the model.
     """
     lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
-    if other:
-        lines.append(other)
-    else:
-        lines += _causes(given, wanted)
+    lines += [other] if other else causes
     if report._absent:
         lines.append(f'Missing in the checkpoint: {listed(report._absent)}.')
     if report.mismatched:
@@ -112,28 +107,26 @@ def misfit(
         )
     if excess:
         lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
-    if not other:  # what fits was trained beside other layers, so that it is of no use without them
+    if (report.missing or excess) and not other:  # of what is nearly a Swin, what fits is of no use without the rest
         lines.append(_LOAD_WHAT_FITS)
     return CheckpointError('\n  '.join(lines))
 
 
-def other_version(described: str, network: str, other: str, given: Mapping[str, Any]) -> CheckpointError:
-    """Return the error of loading a network, 'swin' or 'swinv2', into a model of the other; see :func:`misfit`."""
-    start = f'{described} does not fit the model, which keeps its weights.\n  '
-    if other:
-        return CheckpointError(start + other)
+def of_other_version(network: str, given: Mapping[str, Any]) -> str:
+    """Return why a network, 'swin' or 'swinv2', does not fit a model of the other; see :func:`differences`."""
     letter = published_letter(given)
     name = f'{network}_{letter}'
     arch = f', arch={name!r}' if letter else ''
     by_name = f', or create_backbone({name!r})' if letter else ''
-    versions = f'Swin V1{arch}; the model is a Swin V2. Build SwinBackbone, SwinDense in a config'
-    if network == 'swinv2':
-        versions = f'Swin V2{arch}; the model is a Swin V1. Build SwinV2Backbone, SwinDenseV2 in a config'
-    return CheckpointError(f'{start}It is a {versions}{by_name}.')
+    if network == 'swin':
+        kind = f'Swin V1{arch}; the model is a Swin V2. Build SwinBackbone, SwinDense in a config'
+    else:
+        kind = f'Swin V2{arch}; the model is a Swin V1. Build SwinV2Backbone, SwinDenseV2 in a config'
+    return f'It is a {kind}{by_name}.'
 
 
-def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return one line for each difference between the options of the model and those of the checkpoint."""
+def differences(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return one line for each difference between the options of a checkpoint and those of the model."""
     lines = []
     # The model may end at an earlier stage on purpose.
     stages = len(wanted.get('depths', ()))
