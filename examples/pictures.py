@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.explore.colours import pca_rgb
-from swin_dense.ops.windows import Grid, region_ids, window_grid
+from swin_dense.ops.windows import Grid, slots_of_windows, window_grid
 
 
 def places(size, window, shift):
@@ -92,7 +92,8 @@ def draw_windows(image, stride, window):
 def shift_masks(window):
     """Return which pairs of tokens attend to each other, (T, T), in the four kinds of shifted windows."""
     grid = Grid((2 * window, 2 * window), (window, window), (window // 2, window // 2))
-    ids = region_ids(grid).reshape(2, 2, -1)
+    _, regions = slots_of_windows(grid, torch.device('cpu'))
+    ids = regions.reshape(2, 2, -1)
     kinds = {'inside': ids[0, 0], 'right column': ids[0, 1], 'bottom row': ids[1, 0], 'bottom right': ids[1, 1]}
     return {name: regions[:, None] == regions for name, regions in kinds.items()}
 

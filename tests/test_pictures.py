@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from swin_dense.ops import reference
-from swin_dense.ops.windows import Grid
+from swin_dense.ops.windows import Grid, slots_of_windows
 from tests.conftest import needs, photograph, tiny
 from tests.examples import load_example
 
@@ -34,8 +34,9 @@ def test_pca_against_a_singular_value_decomposition(pictures):
 def test_places_are_those_of_the_windows(pictures, shift):
     size, window = (11, 17), (7, 5)
     numbers = torch.arange(1, 1 + 11 * 17).view(1, *size, 1)
-    tokens_NT = reference.partition(numbers, Grid(size, window, shift))[0, :, :, 0]
-    assert torch.equal(tokens_NT[pictures.places(size, window, shift)], numbers[0, :, :, 0])
+    tokens_NT, _ = slots_of_windows(Grid(size, window, shift), torch.device('cpu'))
+    numbers_NT = reference.partition(numbers, window, tokens_NT).view(tokens_NT.shape)
+    assert torch.equal(numbers_NT[pictures.places(size, window, shift)], numbers[0, :, :, 0])
 
 
 def test_attention_lies_in_the_window_and_sums_to_one(pictures):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from swin_dense.explore.record import Attention
 from swin_dense.ops.reference import merge, partition
-from swin_dense.ops.windows import REGION_PENALTY, Grid, region_ids, relative_position_bias
+from swin_dense.ops.windows import REGION_PENALTY, Grid, relative_position_bias, slots_of_windows
 
 FINEST = 0.003  # smallest standard deviation of the rounding error of a score, used if the size limit allows
 COARSEST = 1e3  # largest rounding error, at which all numbers are zero
@@ -104,10 +104,16 @@ def _centred(block: Attention, head: int) -> Tensor:
     """Return the keys of a head minus the mean of their window; keys of windows with padding are unchanged."""
     k = block.k[:, :, head]
     grid = Grid((k.shape[0], k.shape[1]), block.window, block.shift)
-    windows = partition(k[None], grid)
-    is_whole = partition(torch.ones_like(k[None, :, :, :1]), grid).amin(2, keepdim=True)
-    means = (windows.mean(2, keepdim=True) * is_whole).expand_as(windows)
-    return k - merge(means, grid)[0]
+    windows = _in_windows(k, grid)
+    is_whole = _in_windows(torch.ones_like(k[:, :, :1]), grid).amin(1, keepdim=True)
+    means = (windows.mean(1, keepdim=True) * is_whole).expand_as(windows)
+    return k - merge(means.flatten(0, 1)[None], grid)[0]
+
+
+def _in_windows(x: Tensor, grid: Grid) -> Tensor:
+    """Return the tokens of a map, (H, W, C), in their windows, (N, T, C)."""
+    tokens_NT, _ = slots_of_windows(grid, x.device)
+    return partition(x[None], grid.window, tokens_NT)[0].unflatten(0, tokens_NT.shape)
 
 
 def _round(head: _Head, error: float) -> _Rounded:
@@ -161,11 +167,11 @@ def _differences(block: Attention, heads: Sequence[_Rounded]) -> Tensor:
 def _weights(block: Attention, head: int, q: Tensor, k: Tensor, pad_k: Tensor) -> Tensor:
     """Return the attention weights in every window, (N, T, T), of queries and keys (H, W, D); padding has zeros."""
     grid = Grid((q.shape[0], q.shape[1]), block.window, block.shift)
-    is_token = partition(torch.ones(1, *grid.size, 1), grid)[0] > 0
-    queries, keys = (partition(part[None], grid)[0] for part in (q, k))
+    is_token = _in_windows(torch.ones(*grid.size, 1), grid) > 0
+    queries, keys = (_in_windows(part, grid) for part in (q, k))
     keys = torch.where(is_token, keys, pad_k)
     scores = queries @ keys.transpose(1, 2) + relative_position_bias(block.bias[head].reshape(-1, 1), block.window)[0]
     if any(block.shift):
-        regions = region_ids(grid)
+        _, regions = slots_of_windows(grid, q.device)
         scores = scores + REGION_PENALTY * (regions[:, :, None] != regions[:, None, :])
     return scores.softmax(-1) * is_token

@@ -66,7 +66,7 @@ class WindowAttention(nn.Module):
 
     def position_table(self, window: Pair) -> Tensor | None:
         """Return the position bias of every offset in a window of this size, (P, A), or None."""
-        table: Tensor | None = self.relative_position_bias_table
+        table = self.relative_position_bias_table
         if table is None or window == self.window_size:
             return table
         return central_offsets(table, self.window_size, window)
@@ -102,14 +102,13 @@ class ShiftedWindowAttention(nn.Module):
         self.clamp_window = clamp_window
 
     def forward(self, x: Tensor) -> Tensor:
-        window, shift = self.windows_on(x.shape[1], x.shape[2])
+        window, shift = self.windows_on(*x.shape[1:3])
         return self.w_msa(x, window, shift)
 
     def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
         """Return window and shift, both (height, width) in tokens, on a map of height x width tokens."""
-        if self.clamp_window:
-            return _clamped(self.w_msa.window_size, self.shift, height, width)
-        return self.w_msa.window_size, self.shift
+        window = self.w_msa.window_size
+        return _clamped(window, self.shift, height, width) if self.clamp_window else (window, self.shift)
 
     def extra_repr(self) -> str:
         clamp = ', clamp_window=True' if self.clamp_window else ''

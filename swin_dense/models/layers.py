@@ -90,8 +90,7 @@ class PatchEmbed(nn.Module):
         self.norm = build_norm(norm_cfg, channels) if norm_cfg else nn.Identity()
 
     def forward(self, img: Tensor) -> Tensor:
-        patch = (self.patch_size, self.patch_size)
-        img = layout.pad_to_multiple(img, patch, axis=2)
+        img = layout.pad_to_multiple(img, (self.patch_size, self.patch_size), axis=2)
         x = self.projection(img).permute(0, 2, 3, 1)
         return self.norm(x)
 

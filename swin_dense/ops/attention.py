@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.ops import context, reference, sdpa
+from swin_dense.ops.reference import Projection
 from swin_dense.ops.windows import WindowSpec
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
@@ -14,7 +15,7 @@ BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
 def window_attention(
     x: Tensor,
-    project: reference.Projection,
+    project: Projection,
     table: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
@@ -57,25 +58,23 @@ def window_attention(
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     # The kernel is an operator of its own, which torch.compile records.
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
-    sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
+    sees_weights = type(attn_drop) is not nn.Dropout or any(context.hooks_of(attn_drop))
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):
-        out = _attend_by_kernel(x, project, table, spec, attn_drop, backend)
-        if out is not None:
-            return out
+        return _attend_on_gpu(x, project, table, spec, attn_drop, backend)
     return sdpa.attend_by_torch(x, project, table, spec, attn_drop)
 
 
-def _attend_by_kernel(
+def _attend_on_gpu(
     x: Tensor,
-    project: reference.Projection,
+    project: Projection,
     table: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
     backend: str,
-) -> Tensor | None:
-    """Return the result of the kernel, or None where 'auto' is torch's attention."""
+) -> Tensor:
+    """Attend by the kernel, or by torch's attention if 'auto' finds no kernel that works."""
     # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
     from swin_dense.ops.triton import attention, choice
 
@@ -83,5 +82,5 @@ def _attend_by_kernel(
     if backend == 'triton':
         attention.check_supported(x, spec, dropout)
     elif not choice.is_kernel(x, table, spec, dropout):
-        return None
+        return sdpa.attend_by_torch(x, project, table, spec, attn_drop)
     return attention.attend_by_kernel(x, project, table, spec)

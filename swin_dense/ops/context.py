@@ -51,11 +51,6 @@ def is_observed(x: Tensor) -> bool:
     return type(x) is not Tensor or is_transformed() or is_in_mode
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether forward or backward hooks are registered on a module, or globally."""
-    return any(hooks_of(module))
-
-
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """Return the dicts of forward and backward hooks of a module, and of all modules."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

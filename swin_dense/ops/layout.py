@@ -20,13 +20,11 @@ def pad_to_multiple(x: Tensor, unit: Pair, axis: int = 1) -> Tensor:
     """
     height, width = x.shape[axis : axis + 2]
     rows, columns = window_grid(height, width, unit)
-    bottom = rows * unit[0] - height
-    right = columns * unit[1] - width
+    sides = (0, columns * unit[1] - width, 0, rows * unit[0] - height)
     # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
-    if not context.is_tracing() and bottom == right == 0:
+    if not context.is_tracing() and not any(sides):
         return x
-    channels = (0, 0) * (2 - axis)
-    return F.pad(x, (*channels, 0, right, 0, bottom))
+    return F.pad(x, (0, 0) * (2 - axis) + sides)
 
 
 def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:

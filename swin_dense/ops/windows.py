@@ -15,6 +15,7 @@ head, P offsets in a position bias table. Windows and shifts are (height, width)
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ class Grid(NamedTuple):
         shift: (height, width) in tokens.
     """
 
-    size: Pair
+    size: tuple[int, ...]
     window: Pair
     shift: Pair
 
@@ -62,57 +63,44 @@ def window_grid(height: int, width: int, window: Pair) -> Pair:
     return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
 
 
-def tokens_of_slots(grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Return the token in each slot of the windows of a map, (N, T), as its raster index in the padded map."""
-    rows, columns = (_rows_of_slots(*axis, device) for axis in zip(*grid, strict=True))
-    return _outer_sum(rows * columns.numel(), columns)
-
-
-def slots_of_tokens(grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Return the slot of each token of a map, (H, W): numbered window by window, and row by row in a window."""
-    _, num_columns = window_grid(*grid.size, grid.window)
-    num_tokens = math.prod(grid.window)
-    (window_row, y), (window_column, x) = (_slots_of_rows(*axis, device) for axis in zip(*grid, strict=True))
-    of_row = window_row * num_columns * num_tokens + y * grid.window[1]
-    of_column = window_column * num_tokens + x
-    return of_row[:, None] + of_column
-
-
-def _rows_of_slots(side: int, window: int, shift: int, device: torch.device | None) -> Tensor:
-    """Return, along one axis, the row of the padded map in each slot of each window: (windows, window)."""
-    padded = (side + window - 1) // window * window
-    row = torch.arange(padded, device=device) + shift
-    row = torch.where(row < padded, row, row - padded)  # exporters do not support the remainder by a size
-    return row.reshape(-1, window)
-
-
-def _slots_of_rows(side: int, window: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
-    """Return, along one axis, the window of each row of the map and the row's slot in it: (side,) each."""
-    padded = (side + window - 1) // window * window
-    row = torch.arange(side, device=device) - shift
-    row = torch.where(row < 0, row + padded, row)
-    return row // window, row % window
-
-
-def _outer_sum(y: Tensor, x: Tensor) -> Tensor:
-    """Return y + x for all rows and columns of all windows: (rows, h) and (columns, w) to (rows * columns, h * w)."""
-    grid = y[:, None, :, None] + x[:, None, :]
-    return grid.flatten(2).flatten(0, 1)
-
-
-def region_ids(grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Return the region of each slot; slots of one window in the same region were neighbours before the roll.
+def slots_of_windows(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what is in each slot of the windows of a map.
 
     The roll moves the first ``shift`` rows and columns to the opposite edge, so the last row and the last column of
-    windows contain tokens from both edges. Only tokens of the same region may attend to each other.
+    windows contain tokens from both edges. Only tokens of the same region, which were neighbours before the roll, may
+    attend to each other.
 
     Returns:
-        (N, T) integers from 0 to 3.
+        The token, as its raster index in the padded map, and its region, an integer from 0 to 3: (N, T) each.
     """
-    rows, columns = (_rows_of_slots(*axis, device) for axis in zip(*grid, strict=True))
-    is_moved_row = rows < grid.shift[0]
-    is_moved_column = columns < grid.shift[1]
-    return _outer_sum(2 * is_moved_row.long(), is_moved_column.long())
+    sides = []
+    for side, window, shift in zip(*grid, strict=True):
+        padded = (side + window - 1) // window * window
+        index = torch.arange(padded, device=device) + shift
+        index = torch.where(index < padded, index, index - padded)  # exporters do not support the remainder by a size
+        sides.append(index.reshape(-1, window))
+    # The axes are rows and columns of windows, and rows and columns of tokens in a window.
+    rows = sides[0][:, None, :, None]
+    columns = sides[1][:, None]
+    tokens = rows * columns.numel() + columns
+    regions = 2 * (rows < grid.shift[0]) + (columns < grid.shift[1])
+    return tokens.flatten(2).flatten(0, 1), regions.flatten(2).flatten(0, 1)
+
+
+def slots_of_tokens(grid: Grid, device: torch.device) -> Tensor:
+    """Return the slot of each token of a map, (H, W): numbered window by window, and row by row in a window."""
+    sides = []
+    for side, window, shift in zip(*grid, strict=True):
+        padded = (side + window - 1) // window * window
+        index = torch.arange(side, device=device) - shift
+        sides.append(torch.where(index < 0, index + padded, index))
+    rows = sides[0][:, None]
+    columns = sides[1]
+    height, width = grid.window
+    _, num_columns = window_grid(grid.size[0], grid.size[1], grid.window)
+    windows = rows // height * num_columns + columns // width
+    tokens = rows % height * width + columns % width
+    return windows * (height * width) + tokens
 
 
 def region_masks(regions_NT: Tensor) -> Tensor:
@@ -147,23 +135,22 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     """Return the plan for the maps of a grid."""
     (height, width), window, shift = grid
     rows, columns = window_grid(height, width, window)
-    num_tokens = math.prod(window)
-    groups = [num_tokens]
-    for windows, is_shifted in ((rows, shift[0] > 0), (columns, shift[1] > 0)):
-        # Only the last row, or column, of windows has tokens from both edges of a shifted map.
-        parts = [windows - 1, 1] if is_shifted and windows != 1 else [windows]
-        groups = [group * part for group in groups for part in parts]
-    regions_NT = region_ids(grid, device)
+    tokens_NT, regions_NT = slots_of_windows(grid, device)
+    num_tokens = tokens_NT.shape[1]
+    # Only the last row, and the last column, of windows has tokens from both edges of a shifted map.
+    bottom, right = (int(side > 0) for side in shift)
+    blocks = product((rows - bottom, bottom), (columns - right, right))
+    groups = [down * across * num_tokens for down, across in blocks if down * across]
     # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
     order = regions_NT.amax(1).argsort(stable=True)
+    token_of_slot = tokens_NT[order].flatten()
     regions_NT = regions_NT[order]
-    regions_GT = torch.stack([slots[:num_tokens] for slots in regions_NT.flatten().split(groups)])
-    token_of_slot = tokens_of_slots(grid, device)[order].flatten()
-    slot_of_token = torch.empty_like(token_of_slot)
-    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
+    regions_GT = torch.stack([group[:num_tokens] for group in regions_NT.flatten().split(groups)])
     # Not a slice of the padded map: torch.compile would compile again where a map needs no padding.
-    slots_of_rows = slot_of_token.unflatten(0, (-1, columns * window[1]))[torch.arange(height, device=device)]
-    slot_of_token = slots_of_rows[:, torch.arange(width, device=device)].flatten()
+    first_of_row = torch.arange(height, device=device) * columns * window[1]
+    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
+    slots = torch.arange(len(token_of_slot), device=device)
+    slot_of_token = slots.scatter(0, token_of_slot, slots)[raster_HW.flatten()]
     return Plan(grid, token_of_slot.int(), slot_of_token.int(), groups, region_masks(regions_GT), regions_NT)
 
 

@@ -7,11 +7,12 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
-from swin_dense.ops.windows import Grid, region_ids
+from swin_dense.ops.windows import Grid, slots_of_windows
 from tests.conftest import TINY, photograph, tiny
 from tests.examples import load_example
 
@@ -146,7 +147,8 @@ def test_the_view_of_windows(opened):
     page.locator('#roll').fill('40')
     assert look(page, '#photo') not in (windows, rolled)
 
-    ids = region_ids(Grid((19, 27), (7, 7), (3, 3))).reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
+    _, regions = slots_of_windows(Grid((19, 27), (7, 7), (3, 3)), torch.device('cpu'))
+    ids = regions.reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
     share = float((ids[:, None] == ids).float().mean())
     assert text(page, '#mask-note').startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
     mask = look(page, '#mask')

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_dense.ops import sdpa
-from swin_dense.ops.sdpa import cached_plan, gpu_plan
+from swin_dense.ops.sdpa import gpu_plan
 from swin_dense.ops.windows import Grid, Plan, plan_windows
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
@@ -82,10 +82,14 @@ def test_a_plan_sorts_windows_but_not_tokens():
 
 @pytest.fixture(autouse=True)
 def _no_plans(monkeypatch):
-    monkeypatch.setattr(sdpa, '_plans', {})
+    monkeypatch.setattr(sdpa, '_plans', sdpa._Plans())
     monkeypatch.setattr(sdpa, '_captured_plans', {})
     monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+
+
+def cached_plan(grid, device):
+    return sdpa._plans[grid, device]
 
 
 def grid_of(columns):

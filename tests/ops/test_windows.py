@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_dense.ops.reference import merge, partition
-from swin_dense.ops.windows import Grid, central_offsets, log_spaced_offsets, relative_position_bias, window_grid
+from swin_dense.ops.windows import (
+    Grid,
+    central_offsets,
+    log_spaced_offsets,
+    relative_position_bias,
+    slots_of_windows,
+    window_grid,
+)
 from tests import textbook
 
 
@@ -26,10 +33,12 @@ def grids(draw):
 def test_merge_undoes_partition(grid, batch):
     size, window, shift = grid
     x = torch.randn(batch, *size, 5)
-    windows = partition(x, grid)
     rows, columns = window_grid(*size, window)
-    assert windows.shape == (batch, rows * columns, window[0] * window[1], 5)
-    assert torch.equal(merge(windows, grid), x)
+    tokens, regions = slots_of_windows(grid, torch.device('cpu'))
+    assert tokens.shape == regions.shape == (rows * columns, window[0] * window[1])
+    slots = partition(x, window, tokens)
+    assert torch.equal(merge(slots, grid), x)
+    windows = slots.unflatten(1, tokens.shape)
     assert torch.equal(windows, textbook.partition(x, window, shift))
     assert torch.equal(textbook.merge(windows, size, window, shift), x)
 
