@@ -34,6 +34,7 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     """
     check_channels(experiment)
     check_prediction(experiment)
+    notes = notes_on_frozen_stages(experiment) if 'train' in splits else []
     check_packages(experiment.config)
     missing = experiment.missing(splits)
     if missing:
@@ -47,7 +48,6 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     different: dict[tuple[bool, str], DataSet] = {}
     for dataset in experiment.of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
-    notes = notes_on_frozen_stages(experiment) if 'train' in splits else []
     for dataset in different.values():
         if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
             notes += look_at_annotations(dataset, every_image)

@@ -410,9 +410,9 @@ def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -
 
 def _check_files(name: str, images: Any, data: DataSet, every_image: bool) -> list[str]:
     """Check that the images exist and have the sizes of the annotations, and return notes on how they are loaded."""
-    if is_address(data.folder('img')):
+    if is_address(data.images):
         return []
-    folder = Path(data.folder('img'))
+    folder = Path(data.images)
     files = {}
     for image in images.values():
         files[os.path.join(folder, image['file_name'])] = image

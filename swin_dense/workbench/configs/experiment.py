@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections import Counter
@@ -89,7 +88,10 @@ class DataSet:
         split: 'train', 'val' or 'test'; ``is_evaluated`` is whether it is one of the latter two.
         address: the name of the part for `--set`, such as 'train_dataloader.dataset'.
         kind: the name of its class, or ''.
+        dataset_class: the class of this name in the registry of the framework; None if there is none.
         annotations: the path or address of the file of annotations, or of names of images; '' if there is none.
+        images: the path or address of the folder of images.
+        masks: that of the folder of masks, of a data set of mmseg.
         pipeline: the transforms of an image.
         loader: the first of them, which loads the image.
         evaluators: the configs of the metrics of its split.
@@ -114,21 +116,19 @@ class DataSet:
         self.address = address
         self.kind: str = entry.get('type') or ''
         self.annotations = self._below_root(entry.ann_file) if entry.get('ann_file') else ''
+        folders = entry.get('data_prefix') or {}
+        self.images = self.folder('img_path' if 'img_path' in folders else 'img')
+        self.masks = self.folder('seg_map_path')
         self.pipeline: list[Any] = entry.get('pipeline') or []
         self.loader: Any = self.pipeline[0] if self.pipeline else {'type': 'LoadImageFromFile'}
         metrics = experiment.config.get(f'{split}_evaluator')
         self.evaluators = [part for part in dicts(metrics) if 'type' in part]
-        classes = (entry.get('metainfo') or {}).get('classes')
-        if not classes:
-            classes = getattr(self.dataset_class, 'METAINFO', {}).get('classes')
+        with DATASETS.switch_scope_and_registry(experiment.scope) as registry:
+            self.dataset_class: Any = registry.get(self.kind) if self.kind else None
+        known = getattr(self.dataset_class, 'METAINFO', {})
+        classes = (entry.get('metainfo') or {}).get('classes') or known.get('classes')
         self.classes: tuple[Any, ...] = tuple(classes or ())
         self.used_images: int | None = None
-
-    @functools.cached_property
-    def dataset_class(self) -> Any:
-        """The class of its kind in the registry of its framework; None if there is none."""
-        with DATASETS.switch_scope_and_registry(self.experiment.scope) as registry:
-            return registry.get(self.kind) if self.kind else None
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""

@@ -90,7 +90,6 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
             another.
         ValueError: an option does not fit the recipe or the data.
     """
-    framework_of(experiment.config)
     notes = []
     classes = None if options.classes is None else class_names(options.classes)
     places, reason = options.places, ''
@@ -512,7 +511,7 @@ def _find_endings(experiment: Experiment) -> list[str]:
         if data.kind != 'BaseSegDataset':
             continue
         dataset = data.entry
-        images, masks = Path(data.folder('img_path')), Path(data.folder('seg_map_path'))
+        images, masks = Path(data.images), Path(data.masks)
         if images.is_dir() and 'img_suffix' not in dataset:
             (dataset.img_suffix, _), *others = image_endings(images).most_common()
             if others:

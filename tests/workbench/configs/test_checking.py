@@ -26,6 +26,7 @@ from tests.workbench.configs.data import (
     dataset_of,
     make_masks,
     mask_values,
+    written,
 )
 
 BOXES = 'retinanet_swin-t-p4-w7_fpn_1x_coco'
@@ -606,13 +607,16 @@ def test_the_first_name_that_is_missing_is_said_with_what_is_there(ten_fruits, n
         said = ten_fruits.refused(*words)
         assert hint in said
         assert f'names {first!r} first, which is in no folder below' in said
-    said = ten_fruits.refused('--train-ann', 'annotations.json', '--train-images', 'images')
+    places = []
+    for split in ('train', 'val'):
+        places += [f'--{split}-ann', 'annotations.json', f'--{split}-images', 'images']
+    said = ten_fruits.refused(*places)
     assert f'{first} (No such file or directory)' in said
     assert ('is there: write names' in said) == ('is there' in hint)
     assert not (ten_fruits.beside / 'mine.py').exists()
 
 
-def test_data_of_another_layout_are_an_error_and_data_of_another_machine_a_note(fruit, roads, capsys):
+def test_data_of_another_layout_are_an_error_and_those_of_a_recipe_need_not_be_there(fruit, roads):
     for data in (fruit, roads):
         for folder in data.root.iterdir():
             folder.rename(data.root / f'my {folder.name}')
@@ -625,8 +629,10 @@ def test_data_of_another_layout_are_an_error_and_data_of_another_machine_a_note(
         in said
     )
     fruit.root.rename(fruit.beside / 'elsewhere')
-    fruit.write()
-    assert 'train will refuse it' in capsys.readouterr().err
+    assert f"there is no folder '{fruit.root}' (--data-root)" in fruit.refused()
+    assert not (fruit.beside / 'mine.py').exists()
+    config = written(fruit.beside, '--classes', ','.join(CLASSES))
+    assert config.train_dataloader.dataset.metainfo.classes == tuple(CLASSES)
 
 
 def test_a_split_numbers_annotations_that_cannot_be_evaluated(ten_fruits):
