@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from os import PathLike, fspath
 from typing import Any
 
@@ -44,7 +45,7 @@ class OpenVino:
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         openvino = packages.optional('the runtime', 'openvino')
-        core = openvino.Core()
+        core = _openvino_core()
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
         self.facts: str | None = None
@@ -63,6 +64,16 @@ class OpenVino:
         """Return the outputs for the inputs, in the order of the file."""
         outputs = self._compiled({**self._defaults, **feed})
         return [out.copy() for out in outputs.values()]
+
+
+@functools.cache
+def _openvino_core() -> Any:
+    """Return the one core of this process.
+
+    Each core gives its thread a stack for signals, and frees it at its end. Where two cores end in the order in which
+    they began, the stack of the first remains in use, and the next signal, such as Ctrl-C, ends the process.
+    """
+    return packages.optional('the runtime', 'openvino').Core()
 
 
 def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
@@ -100,8 +111,7 @@ def check_precision(runtime: str, precision: str) -> None:
 
 def has_bfloat16() -> bool:
     """Return whether this processor computes in bfloat16, according to OpenVINO, which elsewhere raises no error."""
-    openvino = packages.optional('the runtime', 'openvino')
-    return 'BF16' in openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
+    return 'BF16' in _openvino_core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
 
 
 SESSIONS: dict[str, type[OnnxRuntime | OpenVino]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -11,7 +11,8 @@ from swin_dense import runtime
 from swin_dense.commands._main import main
 from swin_dense.workbench.runtime.model import Model
 from swin_dense.workbench.runtime.sessions import SESSIONS
-from tests.commands.files import SEGMENTOR, write_model
+from tests.commands.files import SEGMENTOR, write_file, write_model
+from tests.processes import python
 
 FACTS = {
     'task': 'detection',
@@ -143,6 +144,23 @@ def test_both_libraries_tell_the_size_of_a_file(tmp_path, name, sides, named):
     assert labels.shape == (1, 80, 96)
     with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 80x90; resize'):
         model.run(inputs(1, 3, 80, 90))
+
+
+def test_a_signal_is_received_after_two_files_of_openvino(tmp_path):
+    """Each core of OpenVINO replaces the stack on which signals arrive, and the last restores that of the first."""
+    pytest.importorskip('openvino')
+    code = """
+import signal, sys
+from swin_dense import runtime
+first, second = (runtime.load(sys.argv[1], runtime='openvino') for _ in range(2))
+del first
+del second
+received = []
+signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+signal.raise_signal(signal.SIGTERM)
+assert received == [signal.SIGTERM]
+"""
+    python('-c', code, *write_file(tmp_path / 'model.onnx'))
 
 
 @pytest.mark.parametrize('half', [False, True])
