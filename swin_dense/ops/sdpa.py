@@ -40,7 +40,8 @@ class _Plans(dict[Any, Plan]):
     """The plan of each grid and device, and stream of a GPU; it is made once, and must not be modified."""
 
     def __missing__(self, key: Any) -> Plan:
-        kept = [part.nbytes for plan in list(self.values()) for part in plan if isinstance(part, Tensor)]
+        # The two tables of a plan take at most as much as its regions.
+        kept = [2 * plan.regions.nbytes + plan.masks.nbytes for plan in list(self.values())]
         if sum(kept) > MAX_PLAN_BYTES:
             self.clear()
         with torch.inference_mode(False):  # an inference tensor could not be used in training later
@@ -82,8 +83,7 @@ def attend_by_torch(
     else:
         plan = gpu_plan(grid, device) if x_BHWC.is_cuda else _plans[grid, device]
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
-    x_BSC = _Move.apply(x_BHWC, plan, True)
-    qkv_BS3AD = project(x_BSC).unflatten(2, (3, spec.num_heads, -1))
+    qkv_BS3AD = project(_Move.apply(x_BHWC, plan, True)).unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
     trains_bias = bias_ATT is not None and bias_ATT.requires_grad
@@ -150,12 +150,11 @@ def _attend_by_products(
     attn_drop: nn.Module,
 ) -> Tensor:
     """Do the same by two products of all windows at once, and a softmax between them."""
-    is_tracing = context.is_tracing()
-    if is_tracing and bias_ATT is not None:
-        bias_ATT = _stored(bias_ATT)
-    masks_N1TT = None
-    if any(spec.shift):
-        masks_N1TT = region_masks(_stored(plan.regions) if is_tracing else plan.regions)
+    regions_NT = plan.regions
+    if context.is_tracing():
+        regions_NT = _stored(regions_NT)
+        bias_ATT = None if bias_ATT is None else _stored(bias_ATT)
+    masks_N1TT = region_masks(regions_NT) if any(spec.shift) else None
     return reference.attend(qkv_BS3AD, bias_ATT, masks_N1TT, spec, attn_drop)
 
 
