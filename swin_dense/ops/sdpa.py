@@ -76,12 +76,11 @@ def attend_by_torch(
     attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
-    grid = Grid(x_BHWC.shape[1:3], spec.window, spec.shift)
-    device = x_BHWC.device
+    place = Grid(x_BHWC.shape[1:3], spec.window, spec.shift), x_BHWC.device
     if context.is_tracing():
-        plan = plan_windows(grid, device)  # so that the graph of torch.compile is valid for other sizes
+        plan = plan_windows(*place)  # so that the graph of torch.compile is valid for other sizes
     else:
-        plan = gpu_plan(grid, device) if x_BHWC.is_cuda else _plans[grid, device]
+        plan = gpu_plan(*place) if x_BHWC.is_cuda else _plans[place]
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     qkv_BS3AD = project(_Move.apply(x_BHWC, plan, True)).unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
