@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
+from swin_dense.ops import sdpa
 from tests.conftest import TINY
 
 
 def held():
-    """Return the numbers of open files, threads and live tensors of this process."""
+    """Return the numbers of open files, threads and live tensors of this process, without the cache of plans."""
+    sdpa._plans.clear()  # tests/ops/test_plan.py shows its limit
     gc.collect()
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     return len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')), tensors
@@ -40,9 +42,7 @@ def test_many_image_sizes_leak_nothing():
             loss.backward()
             model.zero_grad()
             counts[index] = held()
-    early, late = counts[80], counts[200]
-    assert late[:2] == early[:2]
-    assert late[2] < 1.3 * early[2]
+    assert counts[200] == counts[80]
 
 
 @pytest.mark.parametrize('attn_backend', ['auto', 'reference'])
