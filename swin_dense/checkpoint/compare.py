@@ -130,7 +130,9 @@ def compare(
     if renamed:
         target = target.extended_by(renamed)
     fitted = {}
-    for name in [name for name in target.shapes if name in weights.parameters]:
+    for name in target.shapes:
+        if name not in weights.parameters:
+            continue
         damage = _damage(weights.parameters[name].tensor)
         if damage:
             report.damaged[name] = damage

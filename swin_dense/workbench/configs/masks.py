@@ -113,12 +113,11 @@ def _stored(path: str) -> np.ndarray:
         mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend='pillow').squeeze()
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
-    is_colour = mask.ndim == 3 and mask.shape[2] in (3, 4)
-    are_whole = (mask == mask.astype(np.uint8)).all()
-    are_bytes = mask.min() >= 0 and mask.max() <= 255 and are_whole
+    # Values beyond 8 bits, and NaN, are not converted: NumPy warns about them.
+    are_bytes = mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()
     if mask.ndim != 2 or not are_bytes:
         colours = ''
-        if is_colour:
+        if mask.ndim == 3 and mask.shape[2] in (3, 4):
             found = np.unique(mask[..., :3].reshape(-1, 3), axis=0)
             shown = some([','.join(map(str, colour)) for colour in found.tolist()])
             colours = (

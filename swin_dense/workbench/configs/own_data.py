@@ -139,8 +139,7 @@ def _check_places(experiment: Experiment, options: Options) -> None:
         option = '--' + name.replace('_', '-')
         if experiment.is_detector and name.endswith('masks'):
             raise ValueError(f'{option} is for segmentation, but this config is for a detector')
-        is_there = os.path.exists(os.path.join(root or '', place)) or os.path.exists(place)
-        if is_there or not is_local or is_address(place):
+        if os.path.exists(_resolved(root or '', place)) or not is_local or is_address(place):
             continue
         if root is None:
             raise FileNotFoundError(f'there is no {place!r} ({option}) in the current folder')
@@ -148,6 +147,12 @@ def _check_places(experiment: Experiment, options: Options) -> None:
             f'there is no {place!r} ({option}), neither in {root} nor in the current folder; as for {root}, '
             f'{_content_of(Path(root))}'
         )
+
+
+def _resolved(root: str | Path, place: str) -> Path:
+    """Return the path of a given file or folder, which is below the data root or else in the current folder."""
+    below = Path(root, place)
+    return below if os.path.exists(below) else Path(place)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -292,9 +297,7 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
             f'{reason}{"; " * bool(reason)}--val-share splits training data; give them, without validation data, in a '
             'layout that --data-root finds or with --train-images and --train-ann or --train-masks'
         )
-    paths = {}
-    for name, place in places.items():
-        paths[name] = root / place if (root / place).exists() else Path(place)
+    paths = {name: _resolved(root, place) for name, place in places.items()}
     if 'train_masks' in paths:
         folder = paths['train_images']
         ending = image_endings(folder).most_common()[0][0]

@@ -15,6 +15,7 @@ from PIL import Image
 from pycocotools.mask import encode
 
 from swin_dense.commands._main import main
+from swin_dense.workbench.configs import masks
 from tests.workbench.configs.data import (
     CLASSES,
     DETECTOR,
@@ -369,6 +370,14 @@ def test_masks_of_16_bits_are_read_but_those_that_would_wrap(roads, value):
     roads.write()
     store(roads, lambda mask: Image.fromarray(np.where(mask == 1, value, 0).astype(np.uint16)))
     assert re.search(rf'0\.png is an array \(64, 64\) of \w+ from 0 to {value}; a mask', roads.refused())
+
+
+@pytest.mark.filterwarnings('error')
+def test_a_mask_of_floats_is_refused_without_a_warning(tmp_path):
+    path = tmp_path / 'mask.tif'
+    Image.fromarray(np.array([[0, np.nan], [300, 1]], np.float32)).save(path)
+    with pytest.raises(ValueError, match=r'is an array \(2, 2\) of float32 from nan to nan; a mask must'):
+        masks._stored(str(path))
 
 
 def test_masks_of_colours_are_refused_with_their_colours(roads):
