@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.images.pixels import ImageError, decoding, naming
+from swin_dense.images.pixels import ImageError, decoding, naming, upright
 
 if TYPE_CHECKING:
     from PIL import Image
 
     Picture = str | PathLike[str] | np.ndarray | Image.Image
 
+_ORIENTATION = 274  # tag of EXIF
+
 
 def read(picture: Picture) -> np.ndarray:
     """Return an image as (H, W, 3) uint8, RGB, with the values that mmdet and mmseg read from the same file.
 
-    It may be a file, a PIL image, or an array, which is returned unchanged. Raises ImageError if it is damaged or of a
-    kind or shape that is not supported.
+    It may be a file, a PIL image, which is read as its file, or an array, which is returned unchanged. Raises
+    ImageError if it is damaged or of a kind or shape that is not supported.
     """
     if not isinstance(picture, (str, PathLike, np.ndarray)) and hasattr(picture, 'getexif'):  # a PIL image
-        picture = np.asarray(picture.convert('RGB'))
+        with naming(picture), decoding():
+            return _of_pil(picture)
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
             raise ImageError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
@@ -43,6 +46,21 @@ def read(picture: Picture) -> np.ndarray:
     if found is None:
         raise ImageError(f'image {str(picture)!r} is of a format that OpenCV does not read, {image.format}')
     return np.ascontiguousarray(found[:, :, ::-1])
+
+
+def _of_pil(image: Image.Image) -> np.ndarray:
+    """Return the pixels of a PIL image, upright; of 16 bits, the upper 8."""
+    image.load()  # PIL turns TIFFs upright itself
+    # Older versions of PIL open PNG and PPM of 16 bits with 32.
+    has_16_bits = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
+    if has_16_bits:
+        grey = np.asarray(image) >> 8
+        values = np.stack([grey] * 3, 2).astype(np.uint8)
+    elif image.mode in ('I', 'F'):  # PIL would cut values off at 255
+        raise ImageError('pixels of 32 bits have no known range; scale them to 0 to 255 and pass an array of uint8')
+    else:
+        values = np.asarray(image.convert('RGB'))
+    return np.ascontiguousarray(upright(values, image.getexif().get(_ORIENTATION, 1)))
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:

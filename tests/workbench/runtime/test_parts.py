@@ -54,6 +54,40 @@ def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
         np.testing.assert_array_equal(pictures.read(shown), np.asarray(shown.convert('RGB')))
 
 
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize(
+    ('suffix', 'mode'),
+    [('jpg', 'RGB'), ('png', 'RGB'), ('png', 'RGBA'), ('png', 'LA'), ('png', 'P'), ('png', 'I;16'), ('tif', 'I;16')],
+)
+def test_a_pil_image_is_read_as_its_file(tmp_path, suffix, mode, orientation):
+    path = tmp_path / f'photo.{suffix}'
+    exif = Image.Exif()
+    exif[274] = orientation
+    image = Image.fromarray(photograph(50, 70))
+    if mode == 'I;16':
+        grey = np.asarray(image.convert('L'))
+        image = Image.fromarray(grey.astype(np.uint16) * 257)
+    else:
+        image = image.convert(mode)
+    compression = {'compression': 'tiff_lzw'} if suffix == 'tif' else {}  # PIL turns others only if they are compressed
+    image.save(path, exif=exif, **compression)
+    np.testing.assert_array_equal(pictures.read(Image.open(path)), mmcv.imread(str(path))[:, :, ::-1])
+
+
+@pytest.mark.parametrize('mode', ['I', 'F'])
+def test_pil_images_of_an_unknown_range_are_refused(mode):
+    with pytest.raises(pictures.ImageError, match=rf'mode {mode} .* pixels of 32 bits have no known range'):
+        pictures.read(Image.fromarray(photograph(5, 7)).convert(mode))
+
+
+def test_a_damaged_pil_image_is_refused(tmp_path):
+    whole, half = tmp_path / 'whole.jpg', tmp_path / 'half.jpg'
+    Image.fromarray(photograph(50, 70)).save(whole)
+    half.write_bytes(whole.read_bytes()[:900])
+    with pytest.raises(pictures.ImageError, match=r'PIL image of mode RGB .*damaged or truncated'):
+        pictures.read(Image.open(half))
+
+
 def test_damaged_and_missing_files(tmp_path):
     whole, path = tmp_path / 'whole.jpg', tmp_path / 'half.jpg'
     Image.fromarray(photograph(50, 70)).save(whole)
