@@ -53,5 +53,10 @@ def is_observed(x: Tensor) -> bool:
 
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """Return the dicts of forward and backward hooks of a module, and of all modules."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return (*own, *_GLOBAL_HOOKS)
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        *_GLOBAL_HOOKS,
+    )
