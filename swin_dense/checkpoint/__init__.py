@@ -6,7 +6,8 @@ To load, top down: ``read`` a file with ``unpickler``, ``convert`` its backbone 
 
 from swin_dense.checkpoint.export import export_state_dict
 from swin_dense.checkpoint.load import allow_partial_loading, convert_before_load, load_checkpoint
-from swin_dense.checkpoint.report import CheckpointError, Report
+from swin_dense.checkpoint.report import Report
+from swin_dense.utils.errors import CheckpointError
 
 __all__ = [
     'CheckpointError',

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.convert import TABLE, Weights
 from swin_dense.checkpoint.families import is_standard, plain_name
 from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
-from swin_dense.checkpoint.report import CheckpointError, Report, differences, misfit, of_other_version
+from swin_dense.checkpoint.report import Report, differences, misfit, of_other_version
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Pair
+from swin_dense.utils.errors import CheckpointError
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')

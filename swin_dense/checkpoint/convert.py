@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, Value, choose, outside, plain_name
-from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import offsets, window_of_index, windows_of_coordinates
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.checks import shortened
+from swin_dense.utils.errors import CheckpointError
 
 TABLE = '.relative_position_bias_table'
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.

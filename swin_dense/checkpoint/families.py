@@ -14,10 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.report import listed
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.utils.checks import shortened
 from swin_dense.utils.choices import FAMILIES
+from swin_dense.utils.errors import CheckpointError
 from swin_dense.utils.names import unwrapped
 
 Value = Tensor | StandIn

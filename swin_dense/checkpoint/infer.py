@@ -11,9 +11,10 @@ from typing import Any
 from swin_dense.archs.arch import published_letter
 from swin_dense.checkpoint.convert import Weights
 from swin_dense.checkpoint.families import OURS_V2, is_standard
-from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.report import listed
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.checks import shortened
+from swin_dense.utils.errors import CheckpointError
 
 # By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
 _NEARLY = {

@@ -15,8 +15,9 @@ from swin_dense.checkpoint.compare import Target, check_windows, compare, state_
 from swin_dense.checkpoint.convert import Weights, convert
 from swin_dense.checkpoint.families import COORDINATES, TORCHVISION_V2
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
-from swin_dense.checkpoint.report import CheckpointError, Report
+from swin_dense.checkpoint.report import Report
 from swin_dense.utils import checks
+from swin_dense.utils.errors import CheckpointError
 
 _logger = logging.getLogger(__package__)
 # The files of SatlasPretrain, and those of torchgeo with a hash behind the name.

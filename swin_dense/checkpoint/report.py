@@ -9,19 +9,13 @@ from typing import Any
 
 from swin_dense.archs.arch import published_letter
 from swin_dense.utils.checks import shortened
+from swin_dense.utils.errors import CheckpointError
 
 _LISTED = 4  # names in a message
 _LOAD_WHAT_FITS = (
     'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
 )
-
-
-class CheckpointError(ValueError, RuntimeError):
-    """A checkpoint cannot be read or does not fit; the model keeps its weights.
-
-    It is also a RuntimeError because ``load_state_dict`` raises that type.
-    """
 
 
 @dataclass

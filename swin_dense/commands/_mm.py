@@ -98,7 +98,7 @@ def checkpoint_file(place: str) -> Iterator[str]:
     if not is_address(place):
         yield place
         return
-    from swin_dense.checkpoint.read import local_file  # imports torch, which --help does not need
+    from swin_dense.utils.fetch import local_file  # imports torch, which --help does not need
 
     with local_file(place) as path:
         yield str(path)

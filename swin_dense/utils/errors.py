@@ -1,6 +1,14 @@
-"""Recognise out-of-memory errors of any device."""
+"""The error of checkpoints, and how to recognise out-of-memory errors of any device."""
 
 from __future__ import annotations
+
+
+class CheckpointError(ValueError, RuntimeError):
+    """A checkpoint cannot be read or does not fit; the model keeps its weights.
+
+    It is also a RuntimeError because ``load_state_dict`` raises that type.
+    """
+
 
 # Torch raises a RuntimeError: the first message is of accelerators, the second of a CPU, the third for sizes that
 # overflow an integer, and the fourth one of oneDNN. The last two are of ONNX Runtime.

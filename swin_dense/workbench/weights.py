@@ -15,7 +15,8 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
-from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.report import listed
+from swin_dense.utils.errors import CheckpointError
 
 _logger = logging.getLogger(__package__)
 # A line in the error of torch.nn.Module.load_state_dict, which names the parameter.

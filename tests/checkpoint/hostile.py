@@ -30,7 +30,7 @@ import torch
 
 from swin_dense.checkpoint.convert import flatten
 from swin_dense.checkpoint.read import read_file
-from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.utils.errors import CheckpointError
 from tests.checkpoint.programs import names_of, pushed, saved, words_of, zipped_records
 from tests.images.mutations import mutate
 

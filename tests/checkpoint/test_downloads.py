@@ -19,11 +19,13 @@ import torch
 from swin_dense import SwinBackbone, create_backbone
 from swin_dense.archs import weights
 from swin_dense.archs.arch import resolve_arch
-from swin_dense.checkpoint import CheckpointError, read
+from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.export import write_file
-from swin_dense.checkpoint.read import local_file, read_file
+from swin_dense.checkpoint.read import read_file
 from swin_dense.images.presets import PRESETS
+from swin_dense.utils import fetch
 from swin_dense.utils.digest import file_digest
+from swin_dense.utils.fetch import local_file
 from tests.checkpoint.helpers import SMALL, load, write_shards
 from tests.conftest import ROOT, equal_weights, needs
 
@@ -154,7 +156,7 @@ class TestDownloads:
         assert equal_weights(backbone, source)
 
     def test_a_response_that_stalls(self, server, address, tmp_path, backbone, monkeypatch):
-        monkeypatch.setattr(read, '_TIMEOUT', 0.5)
+        monkeypatch.setattr(fetch, '_TIMEOUT', 0.5)
         server.silences = 1
         with pytest.raises(CheckpointError, match=r'timed out; nothing was kept'):
             load(backbone, address)
