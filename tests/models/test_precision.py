@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from tests.conftest import FLOAT16, TINY, needs_half, randomize
@@ -143,3 +145,30 @@ def test_training_in_float16_follows_float32_and_skips_no_step(kind, size):
     assert scale == 256  # each skipped step would have halved it
     assert expected[-1] < 0.8 * expected[0]
     assert losses[-1] == pytest.approx(expected[-1], rel=0.1)
+
+
+class Casts(TorchDispatchMode):
+    """Count the casts of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_autocast_around_two_passes_casts_weights_once():
+    """docs/on-a-gpu.md gives the number of weights: those of linear layers and of the patch embedding."""
+    model = SwinBackbone('t').eval()
+    img = torch.rand(1, 3, 32, 32)
+    with torch.autocast('cpu', torch.bfloat16):
+        with Casts() as first:
+            model(img)
+        with Casts() as second:
+            model(img)
+    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    assert first.count - second.count == len(weights) == 101
