@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.own_data import replace_root
     from swin_dense.workbench.recipes.files import recipe_root
     from swin_dense.workbench.recipes.zoo import beside_published, find_recipe
-    from swin_dense.workbench.weights import build_whole
+    from swin_dense.workbench.weights import build_whole, saved_names
 
     is_recipe = not Path(args.config).is_file()
     recipe = find_recipe(recipe_root(), Path(args.config).name.removesuffix('.py')) if is_recipe else None
@@ -71,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     with checkpoint_file(place) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)
         # mmengine leaves at random what a checkpoint lacks, with a line in its log.
-        build_whole(config, checkpoint, args.allow_partial)
+        _, meta = build_whole(config, checkpoint, args.allow_partial)
+        trained = saved_names(meta).get('classes') or ()
         training.join_processes(prepared)
-        print_notes('test', check_data(Experiment(prepared), ('test',)))
+        print_notes('test', check_data(Experiment(prepared), ('test',), trained=trained))
 
         def test() -> None:
             measured = RUNNERS.build(prepared).test()

@@ -25,7 +25,7 @@ from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.clock import Clock
 from swin_dense.workbench.runtime.model import ImagePredictor
 from swin_dense.workbench.runtime.outputs import Instances, Outputs
-from swin_dense.workbench.weights import build_whole
+from swin_dense.workbench.weights import build_whole, saved_names
 
 
 class Predictor(ImagePredictor):
@@ -60,14 +60,11 @@ class Predictor(ImagePredictor):
         self._pipeline = Compose(without_annotations)
         model, meta = build_whole(config, checkpoint, allow_partial)
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
-        # Older versions of the frameworks saved CLASSES and PALETTE in `meta` itself.
-        saved_meta = meta.get('dataset_meta') or meta
-        saved = {key.lower(): value for key, value in saved_meta.items()}
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
         # mmengine's method also reads names from a file, if `metainfo` contains its path.
         known = getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
-        self._name_classes(saved, known)
+        self._name_classes(saved_names(meta), known)
 
     def read(self, picture: Any) -> np.ndarray:
         """Return an image as the first step of the test pipeline loads it, from its file or its pixels (H, W, C)."""

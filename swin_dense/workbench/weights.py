@@ -46,6 +46,14 @@ def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) ->
     return model, meta if isinstance(meta, Mapping) else {}
 
 
+def saved_names(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the ``meta`` of a checkpoint tells about its data set, such as its ``classes`` and ``palette``."""
+    saved = meta.get('dataset_meta') or meta  # older versions of the frameworks saved CLASSES in `meta` itself
+    if isinstance(saved, (list, tuple)):  # of a ConcatDataset of mmdet, whose parts differ in something
+        saved = saved[0]
+    return {key.lower(): value for key, value in saved.items()}
+
+
 def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, allow_partial: bool = False) -> None:
     """Load a checkpoint, or its state dict, into a whole model; ignore other entries, with a warning.
 

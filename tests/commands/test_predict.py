@@ -177,6 +177,7 @@ def predictor_of(framework, meta, dataset, folder):
         ('mmdet', {'dataset_meta': NAMED}, {'metainfo': {}}, FIVE, COLOURS),
         ('mmdet', {'CLASSES': FIVE, 'PALETTE': COLOURS}, {'metainfo': {}}, FIVE, COLOURS),
         ('mmdet', {'dataset_meta': {'CLASSES': FIVE}}, {}, FIVE, None),
+        ('mmdet', {'dataset_meta': [NAMED, {'classes': FIVE}]}, {'metainfo': {}}, FIVE, COLOURS),  # of a ConcatDataset
         ('mmseg', {'dataset_meta': {'classes': SIX, 'palette': COLOURS}}, {'type': 'ADE20KDataset'}, SIX, None),
         # Names of the test data set.
         ('mmdet', {}, {'metainfo': NAMED}, FIVE, COLOURS),

@@ -23,10 +23,13 @@ _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read t
 _PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
 
 
-def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool = False) -> list[str]:
+def check_data(
+    experiment: Experiment, splits: Sequence[str], every_image: bool = False, trained: Sequence[str] = ()
+) -> list[str]:
     """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
-    With ``every_image``, decode every image and mask. Return what was looked at, and what is odd but no error.
+    With ``every_image``, decode every image and mask. ``trained`` are the names of the classes in the checkpoint that
+    is tested, if it has some. Return what was looked at, and what is odd but no error.
 
     Raises:
         FileNotFoundError: files or folders do not exist.
@@ -34,7 +37,8 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
     """
     check_channels(experiment)
     check_prediction(experiment)
-    notes = notes_on_frozen_stages(experiment) if 'train' in splits else []
+    notes = notes_on_classes(experiment, splits, trained)
+    notes += notes_on_frozen_stages(experiment) if 'train' in splits else []
     check_packages(experiment.config)
     missing = experiment.missing(splits)
     if missing:
@@ -56,6 +60,34 @@ def check_data(experiment: Experiment, splits: Sequence[str], every_image: bool 
         elif experiment.is_detector and dataset.kind != 'CocoDataset':
             notes += look_at_xml(dataset, every_image)
     return list(dict.fromkeys(notes))
+
+
+def notes_on_classes(experiment: Experiment, splits: Sequence[str], trained: Sequence[str] = ()) -> list[str]:
+    """Return notes on data sets whose classes have other names than those of the checkpoint, or of the training data.
+
+    A model and its evaluation compare the numbers of classes, never the names. Raise ValueError for the same names in
+    another order.
+    """
+    if experiment.class_count is None:  # a model of texts, which may have other classes in each data set
+        return []
+    named = [('the checkpoint', tuple(trained))] if trained else []
+    compared = splits if trained else ('train', *splits)
+    named += [(data.address, data.classes) for data in experiment.of(compared) if data.classes]
+    notes = []
+    for place, classes in named[1:]:
+        first_place, first = named[0]
+        if classes == first or len(classes) != len(first):
+            continue
+        pairs = enumerate(zip(classes, first, strict=True))
+        number, (own, other) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
+        differs = f'class {number}, counted from 0, is {own!r} in {place}, but {other!r} in {first_place}'
+        if set(classes) == set(first):
+            raise ValueError(
+                f'{differs}: a model knows the numbers of classes alone, so that it would exchange them; give both the '
+                'same order, in metainfo.classes and in the categories of files of annotations'
+            )
+        notes.append(f'{differs}; the model takes them for one class')
+    return notes
 
 
 def check_channels(experiment: Experiment) -> None:

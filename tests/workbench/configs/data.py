@@ -23,11 +23,11 @@ def written(tmp_path, *arguments, name=DETECTOR, status=0):
     return Config.fromfile(out) if status == 0 else None
 
 
-def check_data(config, splits, every_image=False):
+def check_data(config, splits, every_image=False, trained=()):
     """Look at the data of a config, as the commands do."""
     from swin_dense.workbench.configs import checking, experiment
 
-    return checking.check_data(experiment.Experiment(config), splits, every_image)
+    return checking.check_data(experiment.Experiment(config), splits, every_image, trained)
 
 
 class OwnData:

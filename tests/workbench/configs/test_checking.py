@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -698,6 +699,43 @@ def test_training_and_validation_files_that_disagree(fruit, train, val, message)
     assert f'--classes "{",".join(train)}"' in said
     if val != ['apple']:  # classes that lack one of the file are a choice
         assert f'--classes "{",".join(train)}"' in fruit.refused('--classes', ','.join(val))
+
+
+def reversed_classes(entry):
+    """Return a data set of the same images whose classes are reversed, in its file and in its ``metainfo``."""
+    path = Path(entry.data_root, entry.ann_file)
+    content = json.loads(path.read_text())
+    content['categories'].reverse()
+    other = path.with_suffix('.reversed.json')
+    other.write_text(json.dumps(content))
+    return {**entry, 'ann_file': str(other), 'metainfo': {'classes': CLASSES[::-1]}}
+
+
+def test_data_sets_that_number_the_classes_differently_are_refused(fruit):
+    """Each agrees with its own file, so that mmdet trains on exchanged classes, or evaluates them, without an error."""
+    config = fruit.write()
+    config.val_dataloader.dataset = reversed_classes(config.val_dataloader.dataset)
+    assert [labels(config, split) for split in ('train', 'val')] == [[0, 1, 0, 1], [1, 0, 1, 0]]
+    message = "class 0, counted from 0, is 'ripe pear' in {}, but 'apple' in {}: ".format
+    with pytest.raises(ValueError, match=re.escape(message('val_dataloader.dataset', 'train_dataloader.dataset'))):
+        check_data(config, ('train', 'val'))
+    config = fruit.write()
+    parts = [config.train_dataloader.dataset, reversed_classes(config.train_dataloader.dataset)]
+    config.train_dataloader.dataset = {'type': 'ConcatDataset', 'datasets': parts}
+    both = (f'train_dataloader.dataset.datasets.{index}' for index in (1, 0))
+    with pytest.raises(ValueError, match=re.escape(message(*both))):
+        check_data(config, ('train',))
+
+
+def test_a_checkpoint_that_numbers_the_classes_differently_is_not_tested(fruit):
+    config = fruit.write()
+    assert check_data(config, ('test',), trained=CLASSES) == check_data(config, ('test',))
+    with pytest.raises(ValueError, match=r"'apple' in test_dataloader.dataset, but 'ripe pear' in the checkpoint: "):
+        check_data(config, ('test',), trained=CLASSES[::-1])
+    notes = check_data(config, ('test',), trained=['Apple', 'ripe pear'])
+    assert notes[0].endswith(
+        "is 'apple' in test_dataloader.dataset, but 'Apple' in the checkpoint; the model takes them for one class"
+    )
 
 
 def test_a_training_file_that_lacks_a_class_is_to_be_completed(fruit):
