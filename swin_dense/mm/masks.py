@@ -14,6 +14,9 @@ IGNORED = 255  # losses and metrics of mmseg ignore this label
 class MapMaskValues:
     """Map mask values to class indices, for masks such as those of 0 and 255.
 
+    Values that are not listed never become a class: those below the number of classes are mapped to 255, which losses
+    and metrics ignore; larger ones stay, and are an error of the loss unless :class:`IgnoreMaskValues` lists them.
+
     Must come before ``LoadAnnotations``, which applies the mapping. Has no effect in a pipeline without it.
 
     Args:
@@ -29,7 +32,9 @@ class MapMaskValues:
         return results
 
     def _labels(self) -> dict[int, int]:
-        return {value: index for index, value in enumerate(self.values)}
+        labels = dict.fromkeys(range(len(self.values)), IGNORED)
+        labels.update({value: index for index, value in enumerate(self.values)})
+        return labels
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(values={self.values})'

@@ -122,6 +122,11 @@ def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
     assert repr(step) == 'IgnoreMaskValues(values=(11,))'  # as a pipeline is written in a log
 
 
+def test_mask_values_that_are_not_listed_become_no_class():
+    step = mmseg.registry.TRANSFORMS.build({'type': 'MapMaskValues', 'values': [1, 255, 2]})
+    assert step({})['label_map'] == {0: 255, 1: 0, 255: 1, 2: 2}
+
+
 def test_loads_are_reported_in_the_log_of_the_run(tmp_path):
     name = tmp_path.name
     MMLogger.get_instance(name, log_file=str(tmp_path / 'run.log'))

@@ -51,6 +51,11 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     for part in dicts(data.experiment.model):
         if 'ignore_index' in part:
             ignored.add(part['ignore_index'])
+    mapped = mapped_values(labelling)
+    no_class = {_IGNORED}
+    for step in labelling:
+        if step['type'] == 'IgnoreMaskValues':
+            no_class |= {*step['values']}
     stored: set[int] = set()
     found: set[int] = set()
     not_used: set[int] = set()
@@ -73,17 +78,19 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         not_used |= _values(mask[is_ignored])
         values = _values(labels) - ignored
         found |= values
-        if max(values, default=0) >= classes:
-            wrong[path] = values - set(range(classes))
+        unlisted = _values(mask) - {*mapped, *no_class} if mapped else values - set(range(classes))
+        if unlisted:
+            wrong[path] = unlisted
     if wrong:
         path = next(iter(wrong))
         others = ','.join(map(str, sorted(set.union(*wrong.values()))))
+        known = f'are 0 to {classes - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
         raise ValueError(
-            f'the mask {path} has pixels of the value {min(wrong[path])}, but the classes are 0 to {classes - 1}; to '
+            f'the mask {path} has pixels of the value {min(wrong[path])}, but the classes {known}; to '
             f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
             'values than their indices, with --mask-values; otherwise name all classes with --classes'
         )
-    if len(found) <= 1 and _IGNORED in stored and mapped_values(dicts(dataset)) is None:
+    if len(found) <= 1 and _IGNORED in stored and mapped is None:
         given = ','.join(map(str, sorted(stored)))
         raise ValueError(
             f'the {len(looked_at)} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '

@@ -347,6 +347,20 @@ def test_masks_of_0_and_255_are_refused_or_mapped(roads):
     roads.write('--mask-values', '0,1')
 
 
+def test_values_that_are_no_class_are_refused_though_they_are_small_numbers(roads):
+    """With classes of 1 and 2, pixels of 0 would be trained as the class of 1."""
+    store(roads, lambda mask: Image.fromarray(np.where(mask == 255, 2, mask).astype(np.uint8)))
+    message = r'has pixels of the value 0, but the classes have the values 1, 2; .* --ignore 0`'
+    assert re.search(message, roads.refused('--mask-values', '1,2'))
+    config = roads.write('--mask-values', '1,2', '--ignore', '0')
+    assert [mask_values(config, split) for split in SPLITS] == [[0, 1, 255]] * 3
+    # The values of masks that were not looked at.
+    for step in list(config.train_dataloader.dataset.pipeline):
+        if step['type'] == 'IgnoreMaskValues':
+            config.train_dataloader.dataset.pipeline.remove(step)
+    assert mask_values(config) == [0, 1, 255]
+
+
 def palette(mask):
     image = Image.fromarray(mask, 'P')
     image.putpalette([200, 0, 0, 0, 200, 0] + [0] * 762)
