@@ -114,12 +114,13 @@ def described_schedule(experiment: Experiment) -> str:
 def notes_on_schedule(experiment: Experiment) -> list[str]:
     """Return notes on schedules of the learning rate that do not end with the training, and on too long warm-ups.
 
-    A warm-up in iterations can be compared with a length in epochs only once the data were looked at.
+    And on a learning rate that is scaled for other batches than those of the training. A warm-up in iterations can be
+    compared with a length in epochs only once the data were looked at.
     """
+    notes = _notes_on_scaling(experiment)
     length = _length(experiment)
     if length is None:
-        return []
-    notes = []
+        return notes
     iterations = _iterations(experiment)
     warm_ups = _too_long(experiment, iterations)
     for address, warm_up in warm_ups.items():
@@ -152,6 +153,24 @@ def notes_on_schedule(experiment: Experiment) -> list[str]:
         'which scales its schedule with its training'
     )
     return notes
+
+
+def _notes_on_scaling(experiment: Experiment) -> list[str]:
+    """Return a note if mmengine scales the learning rate without the iterations whose gradients are accumulated."""
+    config = experiment.config
+    scaling = config.get('auto_scale_lr') or {}
+    iterations = (config.get('optim_wrapper') or {}).get('accumulative_counts', 1)
+    batch_size = (config.get('train_dataloader') or {}).get('batch_size')
+    if not scaling.get('enable') or iterations == 1 or not isinstance(batch_size, int):
+        return []
+    images = batch_size * get_world_size()
+    base = scaling['base_batch_size']
+    return [
+        f'the learning rate is scaled by {images} / {base}, the images of an iteration and '
+        f'auto_scale_lr.base_batch_size, but with optim_wrapper.accumulative_counts={iterations} a step has '
+        f'{iterations * images} images; if the rate in the config is for steps of {base} images, --set '
+        f'auto_scale_lr.base_batch_size={base / iterations:g}'
+    ]
 
 
 def shorten_warm_up(experiment: Experiment) -> None:

@@ -1,17 +1,21 @@
 """`swin-dense config --epochs N` and `--iters N`: the learning rate of the written config, as mmengine computes it."""
 
 import copy
+import logging
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 from mmengine.runner import Runner
 
 from swin_dense.commands._main import main
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.schedule import notes_on_schedule, set_length
+from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.recipes.files import load_recipe, recipe_names
 from tests.conftest import some
 from tests.workbench.configs.data import written
@@ -318,3 +322,30 @@ def test_a_warm_up_in_a_training_of_fewer_iterations_is_noted():
     decay = by_iterations('LinearLR', start_factor=1.0, end_factor=0.1)
     notes = notes_on_schedule(Experiment(of_training({'max_iters': 30}, decay)))
     assert 'warm-up' not in ' '.join(notes)
+
+
+def scaled_rate(config):
+    """Return the learning rate that mmengine's Runner sets for the batch size, at a rate of 1 in the config."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    wrapper = OptimWrapper(torch.optim.SGD([weight], lr=1.0))
+    runner = SimpleNamespace(
+        _train_dataloader=config.train_dataloader, world_size=1, param_schedulers=None, logger=logging.getLogger()
+    )
+    Runner.scale_lr(runner, wrapper, config.auto_scale_lr)
+    return wrapper.param_groups[0]['lr']
+
+
+def test_a_rate_that_is_scaled_without_the_accumulated_gradients_is_said():
+    config = of_training({'max_epochs': 1})
+    config.train_dataloader = {'batch_size': 2}
+    config.auto_scale_lr = {'base_batch_size': 16, 'enable': True}
+    assert notes_on_schedule(Experiment(config)) == []
+    config.optim_wrapper = {'accumulative_counts': 4}
+    assert scaled_rate(config) == 2 / 16
+    (note,) = notes_on_schedule(Experiment(config))
+    assert 'is scaled by 2 / 16' in note
+    assert 'with optim_wrapper.accumulative_counts=4 a step has 8 images' in note
+    merge_settings(config, re.findall(r'--set (\S+)', note))
+    assert scaled_rate(config) == 8 / 16
+    config.auto_scale_lr.enable = False
+    assert notes_on_schedule(Experiment(config)) == []
