@@ -19,7 +19,6 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -148,30 +147,21 @@ def _frombuffer(data: Any, dtype: DType, shape: Sequence[int], order: str, axes:
     return array if axes is None else array.transpose(axes)
 
 
-@dataclass(frozen=True)
-class _Storage:
-    """Memory of tensors: its bytes, the type of its elements and their number."""
-
-    data: torch.UntypedStorage
-    dtype: torch.dtype
-    length: int
-
-
 def _tensor(
     storage: Any, offset: int, size: Any, stride: Any, _: Any = None, __: Any = None, dtype: Any = None, *___: Any
 ) -> Tensor | StandIn:
     """Make a tensor. Those of types without a class of storages, such as uint16, have bytes as storage and a dtype."""
-    if not isinstance(storage, _Storage):
+    if not isinstance(storage, Tensor):
         return StandIn('torch.Tensor')  # of a type of storage that this version of torch does not have
     if isinstance(dtype, torch.dtype):
-        storage = _Storage(storage.data, dtype, storage.data.nbytes() // dtype.itemsize)
+        storage = storage.view(dtype)
     if len(size) != len(stride) or not all(map(_are_sizes, ([offset], size, stride))):
         raise UnpicklingError('the size of a tensor and its strides do not fit')
     count = math.prod(size)
     last = offset + sum((side - 1) * step for side, step in zip(size, stride, strict=True))
-    if count > max(storage.length, _LARGEST_EXPANDED) or (count and last >= storage.length):
-        raise UnpicklingError(f'a tensor of size {tuple(size)} is larger than its storage of {storage.length}')
-    return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, size, stride)
+    if count > max(len(storage), _LARGEST_EXPANDED) or (count and last >= len(storage)):
+        raise UnpicklingError(f'a tensor of size {tuple(size)} is larger than its storage of {len(storage)}')
+    return storage.as_strided(size, stride, offset)
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -250,7 +240,7 @@ class Unpickler(_PythonUnpickler):
         super().__init__(file, encoding='latin1')
         self._unclaimed = _CLAIMS * length
         self._buffer_of = buffer_of
-        self._storages: dict[str, torch.UntypedStorage] = {}
+        self._storages: dict[str, Tensor] = {}  # bytes
 
     def claim(self, amount: int) -> None:
         """Count what the file uses, so that it cannot use the same part again and again."""
@@ -267,7 +257,7 @@ class Unpickler(_PythonUnpickler):
         return StandIn(full_name if full_name.isprintable() else ascii(full_name))
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return a storage, or the class of a pickled module."""
+        """Return a storage, as a tensor with one axis, or the class of a pickled module."""
         tag, kind, *rest = pid
         if tag == 'module' or not isinstance(kind, torch.dtype):
             return kind
@@ -278,12 +268,11 @@ class Unpickler(_PythonUnpickler):
         if key not in self._storages:
             self.claim(length * kind.itemsize)
             buffer = self._buffer_of(key, length * kind.itemsize)
-            typed = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
-            self._storages[key] = typed.untyped_storage()
+            self._storages[key] = torch.frombuffer(buffer or bytearray(1), dtype=torch.uint8)[: len(buffer)]
         data = self._storages[key]
-        if length * kind.itemsize > data.nbytes():
-            raise UnpicklingError(f'{data.nbytes()} bytes for {length} numbers of {kind}')
-        return _Storage(data, kind, length)
+        if length * kind.itemsize > len(data):
+            raise UnpicklingError(f'{len(data)} bytes for {length} numbers of {kind}')
+        return data[: length * kind.itemsize].view(kind)
 
     def _load_reduce(self) -> None:
         arguments = self.stack.pop()
@@ -307,12 +296,6 @@ class Unpickler(_PythonUnpickler):
         if isinstance(changed, (Array, DType, StandIn, StateDict)):
             changed.__setstate__(state)
 
-    def _load_append(self) -> None:
-        self._extend([self.stack.pop()])
-
-    def _load_appends(self) -> None:
-        self._extend(self.pop_mark())
-
     def _extend(self, items: list[Any]) -> None:
         """Add items to a list or a set. The class of a stand-in may be a list or a set, of which nothing is kept."""
         target = self.stack[-1]
@@ -326,9 +309,6 @@ class Unpickler(_PythonUnpickler):
     def _load_setitem(self) -> None:
         value = self.stack.pop()
         self._set_items([self.stack.pop(), value])
-
-    def _load_setitems(self) -> None:
-        self._set_items(self.pop_mark())
 
     def _load_dict(self) -> None:
         items = self.pop_mark()
@@ -356,11 +336,11 @@ class Unpickler(_PythonUnpickler):
         pickle.NEWOBJ[0]: _load_reduce,
         pickle.NEWOBJ_EX[0]: _load_newobj_ex,
         pickle.BUILD[0]: _load_build,
-        pickle.APPEND[0]: _load_append,
-        pickle.APPENDS[0]: _load_appends,
-        pickle.ADDITEMS[0]: _load_appends,
+        pickle.APPEND[0]: lambda self: self._extend([self.stack.pop()]),
+        pickle.APPENDS[0]: lambda self: self._extend(self.pop_mark()),
+        pickle.ADDITEMS[0]: lambda self: self._extend(self.pop_mark()),
         pickle.SETITEM[0]: _load_setitem,
-        pickle.SETITEMS[0]: _load_setitems,
+        pickle.SETITEMS[0]: lambda self: self._set_items(self.pop_mark()),
         pickle.DICT[0]: _load_dict,
         pickle.FROZENSET[0]: _load_frozenset,
         pickle.BYTEARRAY8[0]: _load_bytearray8,

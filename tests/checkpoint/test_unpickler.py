@@ -281,7 +281,7 @@ def test_a_nested_file_contains_no_other():
     storage, file = io.BytesIO(), io.BytesIO()
     torch.save(torch.ones(2).untyped_storage(), storage, _use_new_zipfile_serialization=False)
     inner = Runs(torch.storage._load_from_bytes, storage.getvalue())
-    assert loads(pickle.dumps(inner)).length == 8
+    assert len(loads(pickle.dumps(inner))) == 8
     torch.save(inner, file)
     outer = Runs(torch.storage._load_from_bytes, file.getvalue())
     assert isinstance(loads(pickle.dumps(outer)), StandIn)
