@@ -72,19 +72,20 @@ class Target:
         own_head = HEAD if self.is_classifier else ()
         return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
+    def is_unbuilt(self, name: str) -> bool:
+        """Return whether a parameter belongs to a stage above the last output, or leads to one."""
+        stage, stages = STAGE.match(name), len(self.backbone.stages)
+        return stage is not None and (int(stage[1]) >= stages or name.startswith(f'stages.{stages - 1}.downsample.'))
+
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
         """Return the target with the ``given`` parameters of a Swin added, which a wrapper renames or hides."""
         if not self.complete:  # FSDP loads the parameters that it hides by their usual names
-            stages = len(self.backbone.stages)
-            unbuilt = f'stages.{stages - 1}.downsample.'
-            in_stages = {name: match for name in given if (match := STAGE.match(name)) and not name.startswith(unbuilt)}
-            hidden = {name: name for name, match in in_stages.items() if int(match[1]) < stages}
+            hidden = {name: name for name in given if STAGE.match(name) and not self.is_unbuilt(name)}
             shapes = {**dict.fromkeys(hidden), **self.shapes}
             return replace(self, names={**hidden, **self.names}, shapes=shapes)
         ours = {}
         for name, tensor in given.items():
-            of_this_shape = [own for own in self.added if self.shapes[own] == tensor.shape]
-            wrapped = [own for own in of_this_shape if _is_wrapped(own, name)]
+            wrapped = [own for own in self.added if self.shapes[own] == tensor.shape and _is_wrapped(own, name)]
             if len(wrapped) == 1:
                 ours[wrapped[0]] = name
         names = {ours.get(own, own): key for own, key in self.names.items()}
@@ -127,24 +128,19 @@ def compare(
     if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
         weights = _with_final_norm(weights, target)
     others = {name: tensor for name, tensor in weights.tensors.items() if name not in target.names}
-    renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
-    if renamed:
-        target = target.extended_by(renamed)
+    target = target.extended_by({name: tensor for name, tensor in others.items() if is_standard(name)})
     fitted = {}
-    for name in target.shapes:
-        if name not in weights.parameters:
-            continue
+    for name in [name for name in target.shapes if name in weights.parameters]:
         damage = _damage(weights.parameters[name].tensor)
+        tensor, how = _fit(name, weights, target)
         if damage:
             report.damaged[name] = damage
-            continue
-        tensor, how = _fit(name, weights, target)
-        if tensor is None:
+        elif tensor is None:
             report.mismatched[name] = how
-            continue
-        fitted[name] = tensor
-        if how:
-            report.resized[name] = how
+        else:
+            fitted[name] = tensor
+            if how:
+                report.resized[name] = how
     report.loaded = list(fitted)
     report.missing = [name for name in target.shapes if name not in fitted]
     report.new = [name for name in report.missing if _is_new(name, weights, target)]
@@ -228,16 +224,15 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
                 'or resize them with load_checkpoint(..., allow_partial=True)'
             )
         return []
-    if not weights.trained_windows and 0 not in backbone.pretrained_window_size:
-        return []
     if not weights.trained_windows:
+        if 0 not in backbone.pretrained_window_size:
+            return []
         taken = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
-        doubt = (
+        return [
             'neither the checkpoint nor the model records the windows that the position networks were trained with; '
             f'they are taken to be those of the model, {taken}; if they were others, build the model with '
             'pretrained_window_size'
-        )
-        return [doubt]
+        ]
     given = [weights.trained_windows.get(stage) for stage in range(stages)]
     pairs = list(zip(given, backbone.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
@@ -281,9 +276,9 @@ def _is_new(name: str, weights: Weights, target: Target) -> bool:
 
 def _why_left_out(name: str, target: Target) -> str:
     """Return why a model does not need an entry of the checkpoint, or '' for entries that it should have."""
-    stage, norm, stages = STAGE.match(name), OUT_NORM.fullmatch(name), len(target.backbone.stages)
-    if name.startswith(f'stages.{stages - 1}.downsample.') or (stage and int(stage[1]) >= stages):
+    if target.is_unbuilt(name):
         return 'stages above the last output'
+    norm = OUT_NORM.fullmatch(name)
     if norm and not any(own.startswith(f'norm{norm[1]}.') for own in target.names):
         return 'norms of stages that are not returned'
     if name in OF_CLASSIFIER:

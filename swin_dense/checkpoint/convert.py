@@ -136,7 +136,9 @@ def convert(
         elif isinstance(values[key], Tensor):
             others.append(key)
     parts_of = {name: [values[keys[part]] for part in sorted(keys)] for name, keys in keys_of.items()}
-    is_transposed = _is_transposed(parts_of, described)
+    unusable = {name: _why_unusable(parts, len(family.templates(name.role))) for name, parts in parts_of.items()}
+    whole = {name: parts[0] for name, parts in parts_of.items() if len(parts) == 1 and not unusable[name]}
+    is_transposed = _is_transposed(whole, described)
     parameters: dict[str, Parameter] = {}
     windows: dict[int, Pair] = {}
     trained_windows: dict[int, Pair] = {}
@@ -149,9 +151,8 @@ def convert(
             windows[name.stage] = window
         if trained is not None:
             trained_windows[name.stage] = trained
-        why = _why_unusable(parts, len(family.templates(name.role)))
-        if why:
-            parameters[name.ours] = Parameter(stored, None, why)
+        if unusable[name]:
+            parameters[name.ours] = Parameter(stored, None, unusable[name])
             continue
         if is_transposed and name.role in LINEAR:
             parts = [part.T if part.ndim == 2 else part for part in parts]
@@ -199,21 +200,20 @@ def _why_unusable(parts: list[Any], expected: int = 1) -> str:
     return '' if len(parts) == expected else f'only {len(parts)} of the {expected} tensors that it consists of'
 
 
-def _is_transposed(parts_of: Mapping[Name, list[Any]], described: str) -> bool:
+def _is_transposed(tensors: Mapping[Name, Tensor], described: str) -> bool:
     """Return whether linear weights are (inputs, outputs), which no file says and a square weight does not show.
 
     Raises CheckpointError if some are and others are not: which of the square ones are is then unknown.
     """
     found: dict[bool, Name] = {}  # a weight that is transposed, and one that is not
-    for name, parts in parts_of.items():
-        bias = parts_of.get(replace(name, leaf='.bias'))
-        if name.leaf != '.weight' or name.role not in LINEAR or _why_unusable(parts) or parts[0].ndim != 2:
+    for name, tensor in tensors.items():
+        if name.leaf != '.weight' or name.role not in LINEAR or tensor.ndim != 2:
             continue
-        rows, columns = parts[0].shape
-        if name.role == 'qkv' and len(parts) == 1:
+        rows, columns = tensor.shape
+        bias = tensors.get(replace(name, leaf='.bias'))
+        outputs = 0 if bias is None else bias.numel()
+        if name.role == 'qkv':
             outputs = 3 * min(rows, columns)
-        else:
-            outputs = 0 if bias is None or _why_unusable(bias) else bias[0].numel()
         if rows != columns and outputs in (rows, columns):
             found.setdefault(outputs == columns, name)
     if len(found) == 2:

@@ -58,7 +58,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
         raise ValueError(f'{family} has no Swin V2; family must be one of {list(layouts)}')
     layout = layouts[family]
     if layout.joined_bias:
-        parameters = _join_biases(parameters)
+        _join_biases(parameters)
     exported = {}
     for our_name, parameter in parameters.items():
         name = MMDET.read(our_name)
@@ -111,11 +111,10 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -
     return path
 
 
-def _join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_biases(parameters: dict[str, Tensor]) -> None:
     """Join the query and value biases of V2 into one qkv bias, with a key bias of zeros."""
-    joined = {name: tensor for name, tensor in parameters.items() if not name.endswith(('.q_bias', '.v_bias'))}
-    for name, q_bias in parameters.items():
-        if name.endswith('.q_bias'):
-            stem = name.removesuffix('q_bias')
-            joined[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), parameters[f'{stem}v_bias']])
-    return joined
+    for name in [ours for ours in parameters if ours.endswith('.q_bias')]:
+        q_bias = parameters.pop(name)
+        stem = name.removesuffix('q_bias')
+        v_bias = parameters.pop(f'{stem}v_bias')
+        parameters[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])

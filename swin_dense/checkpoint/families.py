@@ -7,7 +7,7 @@ checkpoint by these names alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,6 +26,11 @@ Value = Tensor | StandIn
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
 
 
+def _merging(downsample: str) -> dict[str, str]:
+    """Return the names of a patch merging by role."""
+    return {'merge_norm': f'{downsample}.norm', 'merge': f'{downsample}.reduction'}
+
+
 def _names(block: str, attention: str, layers: tuple[str, str], downsample: str) -> dict[str, str]:
     """Return the names that most libraries have, by role, given those of modules; an MLP has two linear layers."""
     return {
@@ -41,8 +46,7 @@ def _names(block: str, attention: str, layers: tuple[str, str], downsample: str)
         'norm2': f'{block}.norm2',
         'fc1': f'{block}.{layers[0]}',
         'fc2': f'{block}.{layers[1]}',
-        'merge_norm': f'{downsample}.norm',
-        'merge': f'{downsample}.reduction',
+        **_merging(downsample),
     }
 
 
@@ -110,14 +114,18 @@ class Family:
     position_map: bool = False  # the absolute position embedding is (1, C, H, W) instead of our (1, L, C)
     index: str | None = None  # buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T)
     inner: str = ''  # the prefix of all names except those of the output norms
-    stems: tuple[str, str] = ('stages.', 'norm')  # the beginnings of the names in stages and of the output norms
     network: str = 'swin'  # or 'swinv2', whose merging norm follows the reduction
     joined_bias: bool = False  # V2's query and value biases are in one tensor, with an unused key bias
     coordinates: bool = False  # the coordinates of each V2 position network are stored as a buffer
 
+    @cached_property
+    def stems(self) -> tuple[str, ...]:
+        """The beginnings of the names in stages and of the output norms, up to the number."""
+        return tuple(self.templates(role)[0].partition('{')[0] for role in ('norm1', 'out_norm'))
+
     def is_numbered(self, key: str) -> bool:
         """Return whether ``key`` is in a numbered stage or output norm, as all parameters of blocks and outputs are."""
-        return any(key.startswith(stem) and key[len(stem) :][:1].isdecimal() for stem in self.stems)
+        return any(re.match(rf'{re.escape(stem)}\d', key) for stem in self.stems)
 
     def templates(self, role: str) -> tuple[str, ...]:
         """Return the names of a role, with placeholders for numbers: one, or one per part."""
@@ -164,14 +172,14 @@ class Family:
             tensor = tensor.flatten(2).transpose(1, 2)
         return tensor
 
-    def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
+    def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> Sequence[Tensor]:
         """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
         if self.slice_order and name.role in _MERGED[self.network]:
             by_row = tensor.unflatten(-1, (-1, 2, 2))
             tensor = by_row.movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and self.position_map and grid is not None:
             tensor = tensor.transpose(1, 2).unflatten(2, grid)
-        return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
+        return tensor.chunk(len(self.templates(name.role)))
 
 
 def is_standard(name: str) -> bool:
@@ -189,12 +197,13 @@ def plain_name(key: str) -> str:
 
 
 MMDET = Family('mmdet', index='square')
-_OFFICIAL_BLOCK = 'layers.{stage}.blocks.{block}', 'attn', ('mlp.fc1', 'mlp.fc2')
 # The names of the authors' code.
 OFFICIAL = Family(
     'official',
-    {'patch_proj': 'patch_embed.proj', **_names(*_OFFICIAL_BLOCK, 'layers.{stage}.downsample')},
-    stems=('layers.', 'norm'),
+    {
+        'patch_proj': 'patch_embed.proj',
+        **_names('layers.{stage}.blocks.{block}', 'attn', ('mlp.fc1', 'mlp.fc2'), 'layers.{stage}.downsample'),
+    },
     slice_order=True,
     position_map=True,
 )
@@ -203,7 +212,7 @@ MMPRETRAIN = replace(MMDET, name='mmpretrain')
 TIMM = replace(
     OFFICIAL,
     name='timm',
-    names={**OFFICIAL.names, **_names(*_OFFICIAL_BLOCK, 'layers.{next}.downsample')},
+    names={**OFFICIAL.names, **_merging('layers.{next}.downsample')},
     position_map=False,
 )
 TORCHVISION = Family(
@@ -213,7 +222,6 @@ TORCHVISION = Family(
         'patch_norm': 'features.0.2',
         **_names('features.{odd}.{block}', 'attn', ('mlp.0', 'mlp.3'), 'features.{even}'),
     },
-    stems=('features.', 'norm'),
     slice_order=True,
     index='flat',
 )
@@ -234,7 +242,6 @@ TRANSFORMERS = Family(
         'out_norm': 'hidden_states_norms.stage{next}',
         'final_norm': 'layernorm',
     },
-    stems=('encoder.layers.', 'hidden_states_norms.stage'),
     slice_order=True,
     inner='swin.',
 )
@@ -255,16 +262,10 @@ TRANSFORMERS_V2 = replace(
         'fc1': f'{_TRANSFORMERS_BLOCK}.intermediate.dense',
         'fc2': f'{_TRANSFORMERS_BLOCK}.output.dense',
     },
-    stems=('encoder.layers.', 'norm'),
     inner='',
     network='swinv2',
 )
-MMPRETRAIN_V2 = replace(
-    MMPRETRAIN,
-    names={'merge_norm': 'stages.{next}.downsample.norm', 'merge': 'stages.{next}.downsample.reduction'},
-    network='swinv2',
-    coordinates=True,
-)
+MMPRETRAIN_V2 = replace(MMPRETRAIN, names=_merging('stages.{next}.downsample'), network='swinv2', coordinates=True)
 OURS_V2 = Family('swin_dense', network='swinv2')
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
@@ -312,8 +313,10 @@ def choose(
             read = scheme.read(name[start:]) if start >= 0 else None
             if read is not None:
                 found.setdefault((scheme, name[:start]), []).append(read)
-    roles = {choice: {name.role for name in read} for choice, read in found.items()}
-    candidates = [choice for choice in found if roles[choice] & _DISTINCTIVE]
+    # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
+    # backbone, whole or partly wrapped, has more kinds of parameters.
+    kinds = {choice: len(_DISTINCTIVE & {name.role for name in read}) for choice, read in found.items()}
+    candidates = [choice for choice in found if kinds[choice]]
     if not candidates:
         raise _none_found(values, described)
     # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
@@ -327,11 +330,8 @@ def choose(
         if not named and wanted:
             named = [choice for choice in candidates if f'.{wanted}' in f'.{choice[1]}']
         chosen = [choice for choice in named if choice in chosen] or named
-    # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
-    # backbone, whole or partly wrapped, has more kinds of parameters.
-    kinds = {choice: len(roles[choice] & _DISTINCTIVE) for choice in chosen}
-    enough = min(3, max(kinds.values(), default=0))
-    chosen = [choice for choice in chosen if kinds[choice] >= enough]
+    most = max((kinds[choice] for choice in chosen), default=0)
+    chosen = [choice for choice in chosen if kinds[choice] >= min(3, most)]
     if len(chosen) == 1:
         scheme, prefix = chosen[0]
         return *_family_of(scheme, found[chosen[0]], prefix, names), prefix

@@ -50,12 +50,10 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
     blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
-    depths: list[int] = []
-    for stage, block in blocks:  # in ascending order; a stage without blocks has the depth 0
-        depths += [0] * (stage + 1 - len(depths))
-        depths[stage] = block + 1
+    last = dict(blocks)  # block of each stage, because they are in ascending order; some stages may have none
+    depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
     if depths:
-        options['depths'] = tuple(depths)
+        options['depths'] = depths
     found: dict[str, set[Any]] = defaultdict(set)  # values of options, of which all parameters must have the same
     heads: list[set[int]] = [set() for _ in depths]
     widths: set[tuple[int, ...]] = set()
@@ -77,12 +75,14 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if (ratio := _mlp_ratio(widths)) is not None:
         options['mlp_ratio'] = ratio
     if heads and all(len(numbers) == 1 for numbers in heads):
-        options['num_heads'] = tuple(number for numbers in heads for number in numbers)
+        options['num_heads'] = tuple(numbers.pop() for numbers in heads)
     for name in shapes:
         if name.endswith(('.projection.weight', '.reduction.weight')):
             norm = f'{name.rsplit(".", 2)[0]}.norm.weight'
             found['patch_norm'].add(norm in shapes)
-    options.update((option, value) for option, values in found.items() if len(values) == 1 for value in values)
+    for option, values in found.items():
+        if len(values) == 1:
+            options[option] = values.pop()
     return options
 
 

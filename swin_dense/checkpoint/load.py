@@ -170,16 +170,6 @@ def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], p
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
-    parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
-    if given and parameters.keys() <= {target.names[name] for name in target.added}:
-        return
-    if _is_own(parameters, target):
-        if target.backbone.network == 'swinv2' and not target.is_classifier and not partial:
-            doubts = check_windows(described, convert(given, described), target)
-            # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
-            for doubt in doubts if not target.backbone.clamp_window else ():
-                _logger.warning('%s: %s', described, doubt)
-        return
     if partial and not given:
         return
     if not given and not prefix:
@@ -192,6 +182,16 @@ def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], p
             'weights of the backbone, load it inside "with swin_dense.allow_partial_loading():", or give '
             'allow_partial=True (in a config, to the backbone)'
         )
+    parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
+    if parameters.keys() <= {target.names[name] for name in target.added}:
+        return
+    if _is_own(parameters, target):
+        if target.backbone.network == 'swinv2' and not target.is_classifier and not partial:
+            doubts = check_windows(described, convert(given, described), target)
+            # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
+            for doubt in doubts if not target.backbone.clamp_window else ():
+                _logger.warning('%s: %s', described, doubt)
+        return
     try:
         fitted, report = compare(convert(given, described), target, partial)
     except CheckpointError as error:

@@ -128,24 +128,23 @@ def differences(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     if len(comparable.get('depths', ())) < stages:  # compare the heads of common stages only
         common_stages = len(comparable.get('num_heads', ()))
         wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[:common_stages]}
-    common = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable and key in wanted]
-    different = {key for key in common if comparable[key] != wanted[key]}
-    if different:
+    different = [key for key, value in comparable.items() if key in wanted and value != wanted[key]]
+    of_arch = [key for key in different if key in ('embed_dims', 'depths', 'num_heads')]
+    if of_arch:
         letter = published_letter(given)
-        options = {'arch': letter} if letter else {key: given[key] for key in given if key in different}
+        options = {'arch': letter} if letter else {key: given[key] for key in of_arch}
         advice = ', '.join(shortened(f'{key}={value!r}') for key, value in options.items())
-        shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
+        shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in of_arch)
         lines.append(
             f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '
             f'build the model with {advice}.'
         )
-    for key, value in given.items():
-        if key in ('in_channels', *different) or key not in wanted or comparable[key] == wanted[key]:
-            continue
-        lines.append(
-            f'The checkpoint was made with {key}={value!r}, the model with {key}={wanted[key]!r}; '
-            f'build the model with {key}={value!r}.'
-        )
+    for key in different:
+        if key not in ('in_channels', *of_arch):
+            lines.append(
+                f'The checkpoint was made with {key}={given[key]!r}, the model with {key}={wanted[key]!r}; '
+                f'build the model with {key}={given[key]!r}.'
+            )
     return lines
 
 
