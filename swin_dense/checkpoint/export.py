@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.compare import Target
-from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
+from swin_dense.checkpoint.families import ALL, COORDINATES, MMDET
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import relative_position_bias
 from swin_dense.utils import checks, packages
@@ -53,7 +53,8 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     own = backbone.state_dict()
     parameters = {name: own[key].detach() for name, key in target.names.items()}
     checks.one_of('family', family, FAMILIES)
-    layouts = EXPORTED if target.backbone.network == 'swin' else EXPORTED_V2
+    of_network = [layout for layout in ALL if layout.network == target.backbone.network]
+    layouts = {layout.name: layout for layout in of_network if layout.name in FAMILIES}
     if family not in layouts:
         raise ValueError(f'{family} has no Swin V2; family must be one of {list(layouts)}')
     layout = layouts[family]

@@ -267,20 +267,10 @@ TRANSFORMERS_V2 = replace(
 )
 MMPRETRAIN_V2 = replace(MMPRETRAIN, names=_merging('stages.{next}.downsample'), network='swinv2', coordinates=True)
 OURS_V2 = Family('swin_dense', network='swinv2')
-EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
-EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One family for each naming scheme of blocks, and the others that share it: by network, and by whether stages begin
-# with patch merging, as in timm, so that the last stage has a merging layer.
+ALL: tuple[Family, ...] = (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)
+ALL += (OFFICIAL_V2, OURS_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)
+# One family for each naming scheme of blocks. Those that share a scheme differ in the network and the place of merging.
 SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
-FAMILY_OF_SCHEME = {
-    (OFFICIAL, 'swin', True): TIMM,
-    (OFFICIAL, 'swinv2', False): OFFICIAL_V2,
-    (OFFICIAL, 'swinv2', True): TIMM_V2,
-    (MMDET, 'swinv2', False): OURS_V2,
-    (MMDET, 'swinv2', True): MMPRETRAIN_V2,
-    (TORCHVISION, 'swinv2', False): TORCHVISION_V2,
-    (TRANSFORMERS, 'swinv2', False): TRANSFORMERS_V2,
-}
 # Roles whose names distinguish families from each other and a Swin from other networks.
 _DISTINCTIVE = {'norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2'}
 # Name components that mark a running average of the weights.
@@ -349,14 +339,16 @@ def choose(
 
 def _family_of(scheme: Family, read: list[Name], prefix: str, names: Collection[str]) -> tuple[Family, str]:
     """Return the family of those that share the names of blocks, and its label in reports."""
+    # Stages may begin with patch merging, as in timm, so that the last stage has a merging layer.
     last = max(name.stage for name in read if name.block is not None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in read)
     # Only Swin V2 has both; Swin V1 and other networks called "V2" do not.
     own = [name for name in names if name.startswith(prefix)]
     is_v2 = any(name.endswith('.logit_scale') for name in own) and any('.cpb_mlp.' in name for name in own)
     network = 'swinv2' if is_v2 else 'swin'
-    family = FAMILY_OF_SCHEME.get((scheme, network, merges_first))
-    family = family or FAMILY_OF_SCHEME.get((scheme, network, False), scheme)
+    sharing = [family for family in ALL if family.network == network and family.stems[0] == scheme.stems[0]]
+    fitting = [family for family in sharing if ('{next}' in family.templates('merge')[0]) == merges_first]
+    family = (fitting or sharing)[0]
     for library, end, beside, label in _LABELS:
         start = outside(prefix) + beside
         may_be = family.name == library and prefix.endswith(end)
