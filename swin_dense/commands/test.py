@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.own_data import replace_root
+    from swin_dense.workbench.configs.settings import notes_on_settings
     from swin_dense.workbench.recipes.files import recipe_root
     from swin_dense.workbench.recipes.zoo import beside_published, find_recipe
     from swin_dense.workbench.weights import build_whole, saved_names
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         _, meta = build_whole(config, checkpoint, args.allow_partial)
         trained = saved_names(meta).get('classes') or ()
         training.join_processes(prepared)
-        print_notes('test', check_data(Experiment(prepared), ('test',), trained=trained))
+        notes = check_data(Experiment(prepared), ('test',), trained=trained)
+        print_notes('test', notes_on_settings(args.set) + notes)
 
         def test() -> None:
             measured = RUNNERS.build(prepared).test()

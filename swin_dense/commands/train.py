@@ -47,10 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.schedule import notes_on_schedule
+    from swin_dense.workbench.configs.settings import notes_on_settings
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
     training.join_processes(config)
-    notes = check_data(experiment, ('train', 'val'), args.check_images)
+    notes = notes_on_settings(args.set) + check_data(experiment, ('train', 'val'), args.check_images)
     print_notes('train', notes + notes_on_schedule(experiment))
     return run_to_its_end(RUNNERS.build(config).train)

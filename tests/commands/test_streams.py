@@ -111,6 +111,7 @@ logging.getLogger('of a framework').error('a line')
         ('custom_imports=3', 'custom_imports=3 cannot replace a dict'),
         ('model.type=3', 'model.type must be a name, got 3'),
         ('default_scope=3', 'default_scope must be a name, got 3'),
+        ('optim_wraper.optimizer.lr=1', "got 'optim_wraper'; did you mean 'optim_wrapper'?"),
     ],
 )
 @pytest.mark.parametrize('command', ['config', 'flops', 'predict', 'test', 'export'])

@@ -35,14 +35,16 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 def merge_settings(config: Config, settings: Sequence[str], only_read: bool = False) -> None:
     """Merge settings such as 'model.backbone.with_cp=True' into a config; a dict replaces the entry.
 
-    With ``only_read``, each must start with an entry that a runner or a tool reads.
+    Each must start with an entry that a runner or a tool reads or, unless ``only_read``, with one of the config.
     """
     from mmengine.config import ConfigDict  # which parse_settings does not need
 
+    known = read_entries()
+    if not only_read:
+        known.update(config.keys())
     for key, value in parse_settings(settings).items():
         _check_kind(config, key, value)
-        if only_read:
-            checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(read_entries()))
+        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(known))
         *parents, last = key.split('.')
         parts = _entry(config, parents)
         if isinstance(parts, list) and last.isdigit() and int(last) < len(parts):
@@ -56,6 +58,21 @@ def merge_settings(config: Config, settings: Sequence[str], only_read: bool = Fa
             raise ValueError(f'{key}={value!r} cannot be set in this config: {error}') from error
         if isinstance(value, dict):
             _entry(config, [*parents, last]).pop('_delete_', None)  # mmengine keeps it in a new entry
+
+
+def notes_on_settings(settings: Sequence[str]) -> list[str]:
+    """Return a note on each entry in settings that no runner and no tool reads, such as ``max_epochs``.
+
+    In a file, other entries take their values; settings are merged after that. Hooks of a user may read them.
+    """
+    read = read_entries()
+    names = dict.fromkeys(key.partition('.')[0] for key in parse_settings(settings))
+    return [
+        f'--set {name} changes an entry that no runner or tool reads, and the entries that took its value in the file '
+        'keep that; set those, such as train_cfg.max_epochs for max_epochs'
+        for name in names
+        if name not in read
+    ]
 
 
 def _entry(config: Config, names: Sequence[str]) -> Any:

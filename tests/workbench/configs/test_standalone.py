@@ -5,6 +5,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
@@ -203,6 +204,21 @@ def test_invalid_arguments_write_nothing(fruit, monkeypatch, capsys, words, mess
     assert main(['config', *words, '--out', 'mine.py']) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in fruit.beside.iterdir()] == ['fruit']
+
+
+def test_a_setting_that_nothing_reads_is_refused_or_said(fruit, tmp_path, capsys, monkeypatch):
+    """mmengine takes any name, and a training goes on as if the setting had not been given."""
+    monkeypatch.setattr('mmengine.registry.RUNNERS.build', lambda config: SimpleNamespace(train=lambda: None))
+    fruit.write()
+    path = tmp_path / 'mine.py'
+    path.write_text(f'{path.read_text()}\nmax_epochs = 12\n')  # as in a config whose train_cfg takes this value
+    words = ['train', str(path), '--work-dir', str(tmp_path / 'work'), '--set']
+    assert main([*words, 'max_epochs=1', 'log_level=INFO']) == 0
+    said = capsys.readouterr().err
+    assert said.count('--set max_epochs changes an entry that no runner or tool reads') == 1
+    assert 'log_level' not in said
+    assert main([*words, 'max_epoch=1']) == 2
+    assert "got 'max_epoch'; did you mean 'max_epochs'?" in capsys.readouterr().err
 
 
 def test_a_missing_framework_is_named(monkeypatch, capsys):
