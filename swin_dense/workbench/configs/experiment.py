@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
@@ -127,6 +128,8 @@ class DataSet:
             self.dataset_class: Any = registry.get(self.kind) if self.kind else None
         known = getattr(self.dataset_class, 'METAINFO', {})
         classes = (entry.get('metainfo') or {}).get('classes') or known.get('classes')
+        if isinstance(classes, str) and os.path.isfile(classes):  # mmengine reads a name from each line
+            classes = list_from_file(classes)
         self.classes: tuple[Any, ...] = tuple(classes or ())
         self.used_images: int | None = None
 

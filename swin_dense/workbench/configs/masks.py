@@ -32,6 +32,7 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     loads_masks = any(step['type'] == 'LoadAnnotations' for step in labelling)
     if not loads_masks or not hasattr(data.dataset_class, 'get_label_map'):
         return []  # not like mmseg's own data sets, which consist of images and masks
+    _check_names(data)
     built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
     if is_address(built.data_prefix.get('img_path')):
         return []
@@ -112,6 +113,19 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         data.used_images = len(built)
         notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
     return [f'{folder}: {note}' for note in notes]
+
+
+def _check_names(data: DataSet) -> None:
+    """Raise ValueError for fewer names than the model has classes, as mmseg evaluates the classes with names alone."""
+    count = data.experiment.class_count or 0
+    if len(data.classes) >= count or not (data.classes or data.is_evaluated):
+        return
+    named = f', {some(data.classes)},' if data.classes else ''
+    raise ValueError(
+        f'{data.address} has names of {len(data.classes)} classes{named} but the model has {count} classes, and mmseg '
+        f'would leave the others out of the mIoU; name all in {data.address}.metainfo.classes, or correct num_classes '
+        'of each head'
+    )
 
 
 def _stored(path: str) -> np.ndarray:

@@ -367,6 +367,20 @@ def palette(mask):
     return image
 
 
+@pytest.mark.parametrize('names', [['a'], None])
+def test_fewer_names_than_the_model_has_classes_are_refused(roads, names):
+    """mmseg computes the mIoU of the classes that have names, and stops late where there is none."""
+    config = roads.write('--classes', 'a,b,c')
+    assert config.model.decode_head.num_classes == 3
+    for split in ('val', 'test'):
+        config[f'{split}_dataloader'].dataset.metainfo = {'classes': names} if names else {}
+    message = rf'val_dataloader.dataset has names of {len(names or [])} classes.* but the model has 3'
+    with pytest.raises(ValueError, match=message):
+        check_data(config, ('train', 'val'))
+    config.train_dataloader.dataset.metainfo = {}
+    check_data(config, ('train',))
+
+
 def test_masks_with_a_palette_and_a_class_that_does_not_occur(roads):
     store(roads, palette)
     config = roads.write('--classes', 'a,b,c')
@@ -440,6 +454,15 @@ def test_names_of_classes_that_only_a_file_can_give(fruit, names):
     config = fruit.write('--classes', file)
     assert list(config.train_dataloader.dataset.metainfo.classes) == names
     assert labels(config, 'train') == [0, 1, 0, 1]
+
+
+def test_names_of_classes_in_a_file_that_mmengine_reads(fruit, tmp_path):
+    config = fruit.write()
+    (tmp_path / 'names.txt').write_text('\n'.join(CLASSES))
+    for split in SPLITS:
+        config[f'{split}_dataloader'].dataset.metainfo = {'classes': str(tmp_path / 'names.txt')}
+    assert dataset_of(config, 'train').metainfo['classes'] == CLASSES
+    assert check_data(config, SPLITS) == check_data(fruit.write(), SPLITS)
 
 
 def test_names_of_classes_in_lines_of_text(roads, tmp_path):
