@@ -41,7 +41,8 @@ def export_model(
     A copy of the model is exported in evaluation mode, on its current device. The model itself does not change.
 
     Args:
-        model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors.
+        model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors. Of a model
+            that ``torch.compile`` returned, the model before the compilation is exported.
         path: the destination. The suffix selects the format; an existing file is overwritten.
         dynamic: whether the file accepts any batch size, height and width. If False, it accepts only images of
             ``size``, and all index tables and masks are constants.
@@ -78,6 +79,7 @@ def export_model(
     if batch is not None:
         checks.integer('batch', batch)
     check_opset(opset, path.suffix)
+    model = getattr(model, '_orig_mod', model)  # of torch.compile
     backbone = _backbone_in(model, checks.boolean('dynamic', dynamic))
     if checks.boolean('check', check) and path.suffix == '.onnx':
         packages.require('the check of an .onnx file', 'onnxruntime')

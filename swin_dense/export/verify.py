@@ -54,7 +54,8 @@ def write_verified(path: Path, write: Callable[[Path], int], comparison: Compari
         ExportError: the model cannot be traced or converted, or the file does not run or differs from the model. The
             new file is removed; an existing file stays.
     """
-    with written_whole(path) as unfinished, torch.no_grad():
+    # Exporters and torch's functions that load files create tensors on the default device, which may be another.
+    with written_whole(path) as unfinished, torch.no_grad(), torch.device('cpu'):
         _logger.info('tracing the model for %s ...', path.name)
         try:
             nodes = write(unfinished)

@@ -86,7 +86,7 @@ class Extractor:
         self._runner = Runner(self._extraction, self.pool, self.batch_size, self.workers)
 
     def __reduce__(self) -> Any:
-        return partial(Extractor, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
+        return partial(type(self), **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a batch of images.

@@ -137,6 +137,7 @@ def extract_pyramid(
         dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that which the backbone computes in.
         autocast: dtype of ``torch.autocast``, float16 or bfloat16; None disables it.
         gradients: record the autograd graph, to the parameters and to images given as tensors that require gradients.
+            With ``with_cp``, call ``backbone.eval()`` before: the backward pass computes blocks again, in their mode.
 
     Returns:
         A :class:`Pyramid` for one image, else a list of them in the order of the images.

@@ -44,6 +44,11 @@ def check_tiling(backbone: SwinBackbone, tile: Any, overlap: Any, levels: Sequen
     """Validate the arguments ``tile`` and ``overlap`` of :func:`swin_dense.extract_pyramid`."""
     if backbone.absolute_pos_embed is not None:
         raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which is resized to the whole image')
+    if backbone.clamp_window:
+        raise ValueError(
+            'tile= cannot be used with clamp_window=True, whose windows depend on the size of the whole image; build '
+            'the backbone with clamp_window=False, which gives the same where every map is larger than its window'
+        )
     alignment = tile_alignment(backbone)
     sides = checks.pair('tile', tile)
     margins = exact_overlap(backbone, levels) if overlap is None else checks.pair('overlap', overlap, minimum=0)

@@ -72,7 +72,8 @@ class SwinBackbone(nn.Module):
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is a kernel on GPUs where a trial finds it right, and
             torch's attention elsewhere.
-            Gradients of gradients, as of a gradient penalty, need 'reference' if a position bias is frozen.
+            Gradients of gradients, as of a gradient penalty, need 'reference' on a GPU, and on a CPU if a position
+            bias is frozen or left out.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
@@ -223,7 +224,10 @@ class SwinBackbone(nn.Module):
         return self.windows[0] if len(set(self.windows)) == 1 else self.windows
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
+        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity.
+
+        Other layers that functions in ``act_cfg`` and ``norm_cfg`` have built, such as RMSNorm, keep their values.
+        """
         for module in self.modules():
             initialise(module)
         if self.absolute_pos_embed is not None:

@@ -12,6 +12,9 @@ from swin_dense.ops.windows import WindowSpec
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
+# Another one, of a subclass, a module or by a library for all modules, must be called.
+_DROPOUTS_FORWARD = nn.Dropout.forward
+
 
 def window_attention(
     x: Tensor,
@@ -34,8 +37,8 @@ def window_attention(
         table: (P, A) position bias added to the scores, by the offset of the query from the key in the order of the
             official table, P = (2 * window height - 1) * (2 * window width - 1); or None.
         spec: heads, window, shift and scale.
-        attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks is not called, because
-            torch's attention drops weights itself and never stores them.
+        attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks, and with its own
+            ``forward``, is not called, because torch's attention drops weights itself and never stores them.
         backend: one of ``BACKENDS``. 'auto' is 'triton' on a CUDA device where a trial shows that the kernel works
             (:mod:`swin_dense.ops.triton.choice`), and 'sdpa' elsewhere. 'sdpa' is torch's attention; on a CPU, products
             and a softmax if ``table`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs.
@@ -58,7 +61,7 @@ def window_attention(
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     # The kernel is an operator of its own, which torch.compile records.
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
-    sees_weights = type(attn_drop) is not nn.Dropout or any(context.hooks_of(attn_drop))
+    sees_weights = attn_drop.forward != _DROPOUTS_FORWARD.__get__(attn_drop) or any(context.hooks_of(attn_drop))
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):

@@ -244,6 +244,19 @@ def test_files_name_no_folder_of_this_machine(tmp_path, suffix, dynamic):
     assert folders_named_in(path) == []
 
 
+def test_a_compiled_model_is_exported_without_the_compilation(tmp_path):
+    model = build()
+    exported = export_model(torch.compile(model, backend='eager'), tmp_path / 'a.ts', size=32)
+    assert_right(load(exported.path), model, shapes=[(2, 45, 33)])
+
+
+def test_another_default_device(tmp_path):
+    model = build()
+    with torch.device('meta'):
+        exported = export_model(model, tmp_path / 'a.ts', size=32)
+    assert_right(load(exported.path), model, shapes=[(2, 45, 33)])
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_half_precision(tmp_path, caplog):

@@ -209,6 +209,19 @@ def test_an_unpickled_extractor_warns_of_the_wrong_mean_too(tmp_path, caplog):
         assert (extractor.levels, extractor.pool) == ([32], 'gem')
 
 
+class Doubled(Extractor):
+    def __call__(self, rows):
+        found = super().__call__(rows)
+        return {**found, 'level_32': 2 * found['level_32']}
+
+
+def test_a_subclass_is_pickled_as_itself(checkpoint):
+    extractor = Extractor(checkpoint, [32], device='cpu')
+    doubled = pickle.loads(pickle.dumps(Doubled(checkpoint, [32], device='cpu')))
+    rows = {'image': IMAGES}
+    np.testing.assert_array_equal(doubled(rows)['level_32'], 2 * extractor(rows)['level_32'])
+
+
 @needs('pandas')
 def test_the_page_shows_the_way_to_a_data_frame(checkpoint):
     import pandas as pd  # an optional package

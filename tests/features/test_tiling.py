@@ -233,3 +233,5 @@ def test_invalid_tile_and_overlap(small, options, message):
         extract_pyramid(small, BLACK, **options)
     with pytest.raises(ValueError, match='use_abs_pos_embed'):
         extract_pyramid(SwinBackbone(**SMALL, use_abs_pos_embed=True), BLACK, tile=24)
+    with pytest.raises(ValueError, match='clamp_window'):
+        extract_pyramid(SwinBackbone(**SMALL, clamp_window=True), BLACK, tile=24)

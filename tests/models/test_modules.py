@@ -145,6 +145,18 @@ def test_a_module_in_place_of_attention_dropout_is_called(kind):
     assert_same(model(make_image()), expected)
 
 
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_another_forward_of_attention_dropout_is_called(kind):
+    """As dropout that stays on in evaluation needs it; without gradients, torch's attention would take its place."""
+    model = make(kind)
+    w_msa = model.stages[0].blocks[0].attn.w_msa
+    expected = model(make_image())
+    w_msa.attn_drop.forward = lambda weights: weights / 2
+    with torch.no_grad():
+        w_msa.proj.weight.mul_(2)
+        assert_same(model(make_image()), expected)
+
+
 def test_any_module_may_embed_the_patches():
     class Embed(nn.Module):
         def __init__(self):
