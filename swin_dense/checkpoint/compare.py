@@ -214,10 +214,10 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     """
     backbone, stages = target.backbone, len(target.backbone.stages)
     if weights.family.network == 'swin':
-        windows = {stage: window for stage, window in weights.windows.items() if stage < stages}
+        windows = {stage: weights.windows[stage] for stage in range(stages) if stage in weights.windows}
         differ = any(window != backbone.windows[stage] for stage, window in windows.items())
         if len(set(windows.values())) > 1 and differ and not allow_partial:
-            shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
+            shown = ', '.join(map(_by, windows.values()))
             raise CheckpointError(
                 f'{described}: its windows differ per stage ({shown} tokens), and from those of the model, so tables '
                 'would be resized, which changes the maps. Build the model with these windows, as a list window_size, '

@@ -147,12 +147,11 @@ def _frombuffer(data: Any, dtype: DType, shape: Sequence[int], order: str, axes:
     return array if axes is None else array.transpose(axes)
 
 
-def _tensor(
-    storage: Any, offset: int, size: Any, stride: Any, _: Any = None, __: Any = None, dtype: Any = None, *___: Any
-) -> Tensor | StandIn:
+def _tensor(storage: Any, offset: int, size: Any, stride: Any, *others: Any) -> Tensor | StandIn:
     """Make a tensor. Those of types without a class of storages, such as uint16, have bytes as storage and a dtype."""
     if not isinstance(storage, Tensor):
         return StandIn('torch.Tensor')  # of a type of storage that this version of torch does not have
+    dtype = others[2] if len(others) > 2 else None  # in the third version of this function in torch
     if isinstance(dtype, torch.dtype):
         storage = storage.view(dtype)
     if len(size) != len(stride) or not all(map(_are_sizes, ([offset], size, stride))):
@@ -265,14 +264,15 @@ class Unpickler(_PythonUnpickler):
         is_known = tag == 'storage' and isinstance(key, str) and _are_sizes([length])
         if not is_known or self._buffer_of is None or any(part is not None for part in view):
             raise UnpicklingError('it refers to data that it does not contain')
+        size = length * kind.itemsize
         if key not in self._storages:
-            self.claim(length * kind.itemsize)
-            buffer = self._buffer_of(key, length * kind.itemsize)
+            self.claim(size)
+            buffer = self._buffer_of(key, size)
             self._storages[key] = torch.frombuffer(buffer or bytearray(1), dtype=torch.uint8)[: len(buffer)]
         data = self._storages[key]
-        if length * kind.itemsize > len(data):
+        if size > len(data):
             raise UnpicklingError(f'{len(data)} bytes for {length} numbers of {kind}')
-        return data[: length * kind.itemsize].view(kind)
+        return data[:size].view(kind)
 
     def _load_reduce(self) -> None:
         arguments = self.stack.pop()
