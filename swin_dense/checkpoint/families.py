@@ -311,8 +311,11 @@ def choose(
         raise _none_found(values, described)
     # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
     ema = ema and 'ema_state_dict.steps' not in values
-    parts = {choice: set(choice[1].split('.')) for choice in candidates}
-    chosen = [c for c in candidates if bool(_AVERAGES & parts[c]) == ema and not _MOMENTUM_BRANCHES & parts[c]]
+    chosen = []
+    for choice in candidates:
+        components = set(choice[1].split('.'))
+        if bool(_AVERAGES & components) == ema and not _MOMENTUM_BRANCHES & components:
+            chosen.append(choice)
     if prefix is not None:
         # Those with this prefix, or else those whose prefix contains its components.
         wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''

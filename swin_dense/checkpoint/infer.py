@@ -49,7 +49,8 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options.update(in_channels=patch[1], patch_size=patch[2])
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
-    blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
+    matches = [match for match in map(_BLOCK.match, shapes) if match]
+    blocks = sorted({(int(match[1]), int(match[2])) for match in matches})
     last = dict(blocks)  # block of each stage, because they are in ascending order; some stages may have none
     depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
     if depths:
