@@ -19,6 +19,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -147,20 +148,29 @@ def _frombuffer(data: Any, dtype: DType, shape: Sequence[int], order: str, axes:
     return array if axes is None else array.transpose(axes)
 
 
+@dataclass(frozen=True)
+class _Storage:
+    """Memory of tensors: its bytes, the type of its elements and their number."""
+
+    data: torch.UntypedStorage
+    dtype: torch.dtype
+    length: int
+
+
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, *others: Any) -> Tensor | StandIn:
     """Make a tensor. Those of types without a class of storages, such as uint16, have bytes as storage and a dtype."""
-    if not isinstance(storage, Tensor):
+    if not isinstance(storage, _Storage):
         return StandIn('torch.Tensor')  # of a type of storage that this version of torch does not have
     dtype = others[2] if len(others) > 2 else None  # in the third version of this function in torch
     if isinstance(dtype, torch.dtype):
-        storage = storage.view(dtype)
+        storage = _Storage(storage.data, dtype, storage.data.nbytes() // dtype.itemsize)
     if len(size) != len(stride) or not all(map(_are_sizes, ([offset], size, stride))):
         raise UnpicklingError('the size of a tensor and its strides do not fit')
     count = math.prod(size)
     last = offset + sum((side - 1) * step for side, step in zip(size, stride, strict=True))
-    if count > max(len(storage), _LARGEST_EXPANDED) or (count and last >= len(storage)):
-        raise UnpicklingError(f'a tensor of size {tuple(size)} is larger than its storage of {len(storage)}')
-    return storage.as_strided(size, stride, offset)
+    if count > max(storage.length, _LARGEST_EXPANDED) or (count and last >= storage.length):
+        raise UnpicklingError(f'a tensor of size {tuple(size)} is larger than its storage of {storage.length}')
+    return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, size, stride)
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -239,7 +249,7 @@ class Unpickler(_PythonUnpickler):
         super().__init__(file, encoding='latin1')
         self._unclaimed = _CLAIMS * length
         self._buffer_of = buffer_of
-        self._storages: dict[str, Tensor] = {}  # bytes
+        self._storages: dict[str, torch.UntypedStorage] = {}
 
     def claim(self, amount: int) -> None:
         """Count what the file uses, so that it cannot use the same part again and again."""
@@ -256,7 +266,7 @@ class Unpickler(_PythonUnpickler):
         return StandIn(full_name if full_name.isprintable() else ascii(full_name))
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return a storage, as a tensor with one axis, or the class of a pickled module."""
+        """Return a storage, or the class of a pickled module."""
         tag, kind, *rest = pid
         if tag == 'module' or not isinstance(kind, torch.dtype):
             return kind
@@ -268,11 +278,12 @@ class Unpickler(_PythonUnpickler):
         if key not in self._storages:
             self.claim(size)
             buffer = self._buffer_of(key, size)
-            self._storages[key] = torch.frombuffer(buffer or bytearray(1), dtype=torch.uint8)[: len(buffer)]
+            typed = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+            self._storages[key] = typed.untyped_storage()
         data = self._storages[key]
-        if size > len(data):
-            raise UnpicklingError(f'{len(data)} bytes for {length} numbers of {kind}')
-        return data[:size].view(kind)
+        if size > data.nbytes():
+            raise UnpicklingError(f'{data.nbytes()} bytes for {length} numbers of {kind}')
+        return _Storage(data, kind, length)
 
     def _load_reduce(self) -> None:
         arguments = self.stack.pop()

@@ -281,18 +281,17 @@ def test_a_nested_file_contains_no_other():
     storage, file = io.BytesIO(), io.BytesIO()
     torch.save(torch.ones(2).untyped_storage(), storage, _use_new_zipfile_serialization=False)
     inner = Runs(torch.storage._load_from_bytes, storage.getvalue())
-    assert len(loads(pickle.dumps(inner))) == 8
+    assert loads(pickle.dumps(inner)).length == 8
     torch.save(inner, file)
     outer = Runs(torch.storage._load_from_bytes, file.getvalue())
     assert isinstance(loads(pickle.dumps(outer)), StandIn)
 
 
-def test_a_tensor_as_the_storage_of_another_adds_no_memory():
+def test_a_tensor_is_not_the_storage_of_another():
     file = io.BytesIO()
     torch.save(torch.ones(2).untyped_storage(), file, _use_new_zipfile_serialization=False)
     storage = Runs(torch.storage._load_from_bytes, file.getvalue())
     expanded = Runs(torch._utils._rebuild_tensor_v2, storage, 0, (1000,), (0,), False, None)
     assert loads(pickle.dumps(expanded)).shape == (1000,)
     beyond = Runs(torch._utils._rebuild_tensor_v2, expanded, 0, (1000,), (1,), False, None)
-    with pytest.raises(RuntimeError, match='out of bounds'):
-        loads(pickle.dumps(beyond))
+    assert isinstance(loads(pickle.dumps(beyond)), StandIn)
