@@ -105,6 +105,13 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
         zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
         given = ', '.join(map(str, sorted(not_used)))
         notes.append(f'{100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+    data.reduces_zero = bool(built.reduce_zero_label)
+    for other in data.experiment.of(['train']):
+        if other.reduces_zero not in (None, data.reduces_zero):
+            notes.append(
+                f'reduce_zero_label is {data.reduces_zero} here and {other.reduces_zero} in {other.address}, so that a '
+                'value of a mask is another class there'
+            )
     if rest:
         notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
     data.used_images = len(samples)

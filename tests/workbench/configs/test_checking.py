@@ -361,6 +361,22 @@ def test_values_that_are_no_class_are_refused_though_they_are_small_numbers(road
     assert mask_values(config) == [0, 1, 255]
 
 
+def test_masks_that_are_numbered_differently_are_said(roads):
+    """As in a config whose training data were replaced, but whose validation data are still those of ADE20K."""
+    store(roads, lambda mask: Image.fromarray(np.where(mask == 255, 2, mask).astype(np.uint8)))
+    config = roads.write('--classes', 'a,b,c')
+    said = 'reduce_zero_label is True here and False in train_dataloader.dataset, so that a value'
+    assert said not in ''.join(check_data(config, SPLITS))
+    for split in ('val', 'test'):
+        dataset = config[f'{split}_dataloader'].dataset
+        dataset.reduce_zero_label = True
+        (load,) = [step for step in dataset.pipeline if step.type == 'LoadAnnotations']
+        load.reduce_zero_label = True
+    assert mask_values(config, 'train') == [0, 1, 2]
+    assert mask_values(config, 'val') == [0, 1, 255]
+    assert ''.join(check_data(config, ('train', 'val'))).count(said) == 1
+
+
 def palette(mask):
     image = Image.fromarray(mask, 'P')
     image.putpalette([200, 0, 0, 0, 200, 0] + [0] * 762)
