@@ -47,7 +47,9 @@ class MapSink:
 
     def levels(self) -> dict[int, Tensor]:
         """Return {stride: (C, rows, columns)}; maps in files are writable views of these files."""
-        return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
+        arrays = {stride: self._array_of(stride) for stride in self._shapes}
+        # Not torch.as_tensor, which copies to the default device.
+        return {stride: x if isinstance(x, Tensor) else torch.from_numpy(x) for stride, x in arrays.items()}
 
 
 def in_memory(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.archs.weights import Weights, published
-from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.images.presets import PRESETS
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.swin import SwinBackbone
@@ -82,9 +82,17 @@ class _TimmModel(nn.Module):
         ]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` supports."""
+        """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` supports.
+
+        Without ``strict``, a classifier keeps its head if that of the weights has other classes.
+        """
         if not state_dict.keys() <= self.state_dict().keys():
-            self._load_foreign(state_dict, strict)
+            try:
+                self._load_foreign(state_dict, True)
+            except CheckpointError:
+                if strict:
+                    raise
+                self._load_foreign(state_dict, False)
             state_dict = self.state_dict()
         return super().load_state_dict(state_dict, strict, assign)
 

@@ -160,6 +160,16 @@ def test_written_to_memory_mapped_files_which_a_failure_leaves_unchanged(small, 
     assert tree(out) == before
 
 
+@pytest.mark.parametrize('is_in_files', [False, True])
+def test_maps_stay_where_they_are_on_another_default_device(small, tmp_path, is_in_files):
+    image, out = noise(77, 101), tmp_path if is_in_files else None
+    expected = extract_pyramid(small, image, tile=72)
+    with torch.device('meta'):
+        pyramid = extract_pyramid(small, image, tile=72, out=out)
+    for stride, level in expected.items():
+        assert torch.equal(pyramid[stride], level)
+
+
 def test_a_full_disk_raises_and_keeps_the_previous_maps(small, tmp_path):
     """If the space were not reserved, writing to a mapped page would kill the process with SIGBUS."""
     images = noise(48, 240), noise(480, 240)

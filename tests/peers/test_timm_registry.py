@@ -142,6 +142,19 @@ def test_checkpoint_path_of_a_classifier(name, tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('classes', [5, 7])
+def test_without_strict_the_head_is_loaded_if_it_has_the_same_classes(classes):
+    peer = create('swin_tiny_patch4_window7_224', seed=1, num_classes=5)
+    classifier = create(num_classes=classes, seed=2)
+    head = classifier.head.weight.clone() if classes == 7 else peer.head.fc.weight
+    classifier.load_state_dict(peer.state_dict(), strict=False)
+    image = torch.randn(2, 3, 224, 224)
+    pooled = peer.forward_head(peer.forward_features(image), pre_logits=True)
+    assert (classifier.forward_head(classifier.forward_features(image), pre_logits=True) - pooled).abs().max() < 1e-4
+    assert torch.equal(classifier.head.weight, head)
+
+
+@torch.no_grad()
 def test_checkpoint_path_of_a_backbone(tmp_path):
     sizes = {'embed_dims': 16, 'depths': TINY['depths'], 'num_heads': TINY['num_heads']}
     source, teacher = (randomize(SwinBackbone(**sizes), seed).eval() for seed in (1, 2))
