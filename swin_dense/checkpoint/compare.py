@@ -131,11 +131,15 @@ def compare(
     target = target.extended_by({name: tensor for name, tensor in others.items() if is_standard(name)})
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
-        damage = _damage(weights.parameters[name].tensor)
+        given = weights.parameters[name].tensor
+        if given is not None and given.is_floating_point() and not given.is_meta:
+            # In float32, because finite 64-bit values can overflow in the model.
+            count = int((~given.float().isfinite()).sum())
+            if count:
+                report.damaged[name] = f'{count} of its {given.numel()} values are NaN or infinite'
+                continue
         tensor, how = _fit(name, weights, target)
-        if damage:
-            report.damaged[name] = damage
-        elif tensor is None:
+        if tensor is None:
             report.mismatched[name] = how
         else:
             fitted[name] = tensor
@@ -196,14 +200,6 @@ def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, st
             '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
         )
     return None, why
-
-
-def _damage(tensor: Tensor | None) -> str:
-    if tensor is None or tensor.is_meta or not tensor.is_floating_point():
-        return ''
-    # In float32, because finite 64-bit values can overflow in the model.
-    count = int((~tensor.float().isfinite()).sum())
-    return f'{count} of its {tensor.numel()} values are NaN or infinite' if count else ''
 
 
 def check_windows(described: str, weights: Weights, target: Target, allow_partial: bool = False) -> list[str]:
