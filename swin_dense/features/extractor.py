@@ -36,7 +36,7 @@ class Extractor:
         device: the device to compute on; None for a GPU if available, else the CPU.
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
-        autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
+        autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None starts none.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.

@@ -135,7 +135,7 @@ def extract_pyramid(
         max_side: downscale images with a longer side until it has this many pixels; not allowed with ``tile``.
         device: device to compute on, to which the backbone is moved; None keeps the backbone's device.
         dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that which the backbone computes in.
-        autocast: dtype of ``torch.autocast``, float16 or bfloat16; None disables it.
+        autocast: dtype of ``torch.autocast``, float16 or bfloat16; None starts none, but keeps one around the call.
         gradients: record the autograd graph, to the parameters and to images given as tensors that require gradients.
             With ``with_cp``, call ``backbone.eval()`` before: the backward pass computes blocks again, in their mode.
 

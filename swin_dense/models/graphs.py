@@ -234,34 +234,11 @@ class Graphs:
         autocast = compat.get_autocast_dtype(kind) if compat.is_autocast_enabled(kind) else None
         place = img.device, self._gpu.stream(img.device)
         key = (*place, img.shape, img.dtype, bool(parameters), autocast, _precision(), state.hash)
-        full = f'limit_mib={self._limit_mib} is reached; raise it, or use fewer sizes of images'
         self._passes += 1
         if key not in self._graphs:
-            self._counts[key] += 1
-            if len(self._counts) > _MAX_COUNTS:
-                self._counts.clear()
-            if self._counts[key] <= _EAGER_PASSES:
-                return None, ''
-            if self._is_full:
-                self._drop_idle()
-            if self._is_full:
-                return None, full
-            try:
-                # Casts in autocast's cache would be freed after the capture.
-                with (
-                    torch.inference_mode(False),
-                    torch.set_grad_enabled(bool(parameters)),
-                    torch.autocast(kind, autocast, enabled=autocast is not None, cache_enabled=False),
-                ):
-                    captured = self._gpu.capture(self._backbone, img)
-            except Exception as error:
-                self._graphs[key] = None
-                return None, f'the capture failed ({type(error).__name__}: {str(error)[:200]})'
-            self._graphs[key] = _Graph(captured, state.content, state.modules, self._passes)
-            if sum(graph.captured.mib for graph in self._graphs.values() if graph) > self._limit_mib:
-                del self._graphs[key]
-                self._is_full = True
-                return None, full
+            reason = self._capture(key, img, state, autocast)
+            if reason is not None:
+                return None, reason
         graph = self._graphs[key]
         if graph is None or graph.content != state.content:
             return None, ''
@@ -269,6 +246,37 @@ class Graphs:
             return None, 'a second forward pass ran while the first one could still have its backward pass'
         graph.last_used = self._passes
         return graph, ''
+
+    def _capture(self, key: Any, img: Tensor, state: _State, autocast: torch.dtype | None) -> str | None:
+        """Capture the graph of a key if it came often enough; return why there is none, or None."""
+        self._counts[key] += 1
+        if len(self._counts) > _MAX_COUNTS:
+            self._counts.clear()
+        if self._counts[key] <= _EAGER_PASSES:
+            return ''
+        full = f'limit_mib={self._limit_mib} is reached; raise it, or use fewer sizes of images'
+        if self._is_full:
+            self._drop_idle()
+        if self._is_full:
+            return full
+        is_training = bool(state.trained) and torch.is_grad_enabled()
+        try:
+            # Casts in autocast's cache would be freed after the capture.
+            with (
+                torch.inference_mode(False),
+                torch.set_grad_enabled(is_training),
+                torch.autocast(img.device.type, autocast, enabled=autocast is not None, cache_enabled=False),
+            ):
+                captured = self._gpu.capture(self._backbone, img)
+        except Exception as error:
+            self._graphs[key] = None
+            return f'the capture failed ({type(error).__name__}: {str(error)[:200]})'
+        self._graphs[key] = _Graph(captured, state.content, state.modules, self._passes)
+        if sum(graph.captured.mib for graph in self._graphs.values() if graph) > self._limit_mib:
+            del self._graphs[key]
+            self._is_full = True
+            return full
+        return None
 
     def _drop_idle(self) -> None:
         """Drop the graphs that were not used for long."""
