@@ -49,7 +49,7 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
         limit_mib: MiB of GPU memory for all graphs; each keeps the memory of its pass.
 
     Raises:
-        TypeError: ``backbone`` is not a module.
+        TypeError: ``backbone`` is not a module, or is wrapped in DistributedDataParallel.
         ValueError: its ``forward`` was replaced before, by ``make_graphed_callables`` for one.
 
     Examples:
@@ -60,6 +60,11 @@ def use_graphs(backbone: nn.Module, limit_mib: int = 4096) -> nn.Module:
     """
     if not isinstance(backbone, nn.Module):
         raise TypeError(f'backbone must be a torch.nn.Module, got {type(backbone).__name__}')
+    if isinstance(backbone, nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            'a graph of DistributedDataParallel would not exchange gradients; call use_graphs on the backbone, and '
+            'then wrap it'
+        )
     if not isinstance(vars(backbone).get('forward', None), (Graphs, type(None))):
         raise ValueError('the forward of this backbone was replaced before; call use_graphs on an unchanged backbone')
     backbone.forward = Graphs(backbone, checks.integer('limit_mib', limit_mib))

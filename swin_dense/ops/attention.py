@@ -43,7 +43,8 @@ def window_attention(
             (:mod:`swin_dense.ops.triton.choice`), and 'sdpa' elsewhere. 'sdpa' is torch's attention; on a CPU, products
             and a softmax if ``table`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs.
             'reference' consists of plain operations; all others are replaced by it while a graph is exported and where
-            ``attn_drop`` must see the weights, and all but 'triton' within torch.func.
+            ``attn_drop`` must see the weights, and all but 'triton' within torch.func, in forward-mode differentiation
+            and, on a CPU, in torch's modes, such as a FLOP counter.
 
     Returns:
         (B, H, W, C).

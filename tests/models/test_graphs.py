@@ -739,6 +739,8 @@ def test_distributed_data_parallel(gpu, tmp_path):
             for model in (parallel, oracle):
                 loss_of(model(image(seed))).backward()
             assert_equal_gradients(backbone, oracle)
+        with pytest.raises(TypeError, match='would not exchange gradients'):
+            use_graphs(parallel)
     finally:
         torch.distributed.destroy_process_group()
     assert gpu.replays == 3
