@@ -193,6 +193,11 @@ class Graphs:
     def __reduce__(self) -> Any:
         return Graphs, (self._backbone, self._limit_mib, self._gpu)  # a copy of the backbone captures its own graphs
 
+    @property
+    def __code__(self) -> types.CodeType:
+        """That of the backbone's own forward pass, which torch.export records."""
+        return type(self._backbone).forward.__code__
+
     def __call__(self, img: Tensor) -> Maps:
         if context.is_observed(img) or img.device.type != self._gpu.device_type or self._gpu.is_capturing():
             return launch(self._backbone, img)

@@ -539,6 +539,10 @@ def trace(backbone):
     return torch.jit.trace(backbone, image(), check_trace=False)(image())
 
 
+def export_it(backbone):
+    return torch.export.export(backbone, (image(),)).module()(image())
+
+
 def compile_it(backbone):
     torch._dynamo.reset()
     return torch.compile(backbone, backend='eager', fullgraph=True)(image())
@@ -577,6 +581,7 @@ def differentiate_the_image(backbone):
     'run',
     [
         trace,
+        export_it,
         pytest.param(compile_it, marks=pytest.mark.slow),
         vmap,
         forward_ad,
