@@ -341,15 +341,19 @@ def test_the_page_on_deployment(exported, demo_data, tmp_path, monkeypatch):
     assert names['by_openvino'].keys() == names['record'].keys()
     for file, each in itertools.product(('int8.onnx', 'float16.onnx'), RUNTIMES):
         assert runtime.load(file, runtime=each)(picture).keys() == names['record'].keys()
-    # Proposals that overlap can swap in float16, so what comes after their selection cannot be compared one by one.
-    maps, in_half = values_before_selection('model.onnx', picture), values_before_selection('float16.onnx', picture)
+    compare_before_selection('model.onnx', 'float16.onnx', picture, 1e-2)
+
+
+def compare_before_selection(path, other, picture, allowed):
+    """Compare what two files compute before they choose proposals: rounding can decide which they choose."""
+    maps, others = (values_before_selection(file, picture) for file in (path, other))
     assert len(maps) >= 4
-    for found, expected in zip(in_half, maps, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+    for expected, found in zip(maps, others, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=allowed * np.abs(expected).max())
 
 
 def values_before_selection(path, picture):
-    """Return what a file computes before the first choice of proposals: the inputs of each first TopK."""
+    """Return what a file computes before the first choice of proposals: the inputs of each first TopK, by size."""
     model = onnx.load(path)
     first, selected = [], set()
     for node in model.graph.node:  # in the order of execution
@@ -362,7 +366,7 @@ def values_before_selection(path, picture):
         model.graph.output.append(onnx.ValueInfoProto(name=name))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
     image = picture[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32)
-    return session.run(first, {session.get_inputs()[0].name: image})
+    return sorted(session.run(first, {session.get_inputs()[0].name: image}), key=np.size)
 
 
 @pytest.mark.parametrize('name', costly(FIRST, UPERNET))
@@ -383,4 +387,7 @@ def test_the_example_writes_a_file_in_8_bits(exported, demo_data, tmp_path, caps
     before, after = runtime.load(source), runtime.load(out)
     assert after.facts == before.facts
     picture = next((demo_data / 'coco' / 'val2017').iterdir())
-    assert example.agreement(before.predict(picture), after.predict(picture)) > 0.7
+    if name == FIRST:
+        compare_before_selection(source, out, pictures.read(picture), 5e-2)
+    else:
+        assert example.agreement(before.predict(picture), after.predict(picture)) > 0.7
