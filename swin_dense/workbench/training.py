@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,13 @@ def join_processes(config: Config) -> None:
     is_on_cpu = config.launcher == 'pytorch' and not torch.cuda.is_available()
     if is_on_cpu and not torch.distributed.is_initialized():
         torch.distributed.init_process_group('gloo')  # mmengine assumes that every rank has a GPU
-        atexit.register(torch.distributed.destroy_process_group)
+        atexit.register(_leave_processes)
+
+
+def _leave_processes() -> None:
+    """End the process group and its threads: one that frees a tensor while Python ends would abort the process."""
+    torch.distributed.destroy_process_group()
+    gc.collect()  # DDP keeps the group too, and reference cycles of the runner keep DDP
 
 
 def _prepare(config: Config, needed: tuple[str, ...]) -> Config:

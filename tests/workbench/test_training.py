@@ -1,6 +1,10 @@
 """`swin-dense train` resumes a training, and reports errors."""
 
-from tests.processes import cli
+from pathlib import Path
+
+import pytest
+
+from tests.processes import cli, python
 from tests.workbench.tiny_training import saved, write_config
 
 
@@ -49,3 +53,33 @@ def test_to_resume_without_a_last_checkpoint_is_an_error(tmp_path):
     done = train(config, run, '--resume', check=False)
     assert done.returncode == 2
     assert f'there is no checkpoint {run}/iter_4.pth, which {run}/last_checkpoint names' in done.stderr
+
+
+COUNTS_THREADS = """
+import atexit, os, torch
+from mmengine.config import Config
+from torch import nn
+from swin_dense.workbench import training
+
+def threads():
+    return len(os.listdir('/proc/self/task'))
+
+def train():
+    training.join_processes(Config({'launcher': 'pytorch'}))
+    runner = [nn.parallel.DistributedDataParallel(nn.Linear(1, 1))]
+    runner.append(runner)  # a reference cycle, as runners of mmengine have
+    runner[0](torch.ones(1, 1)).sum().backward()
+
+nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()
+before = threads()
+atexit.register(lambda: print(during > before, threads() - before))  # runs after handlers that are registered later
+train()
+during = threads()
+"""
+
+
+@pytest.mark.skipif(not Path('/proc/self/task').is_dir(), reason='counts threads as Linux lists them')
+def test_the_threads_of_a_process_group_end_before_python():
+    """One that frees a tensor while Python ends aborts the process, at the end of a training that has succeeded."""
+    address = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'RANK': '0', 'WORLD_SIZE': '1'}
+    assert python('-c', COUNTS_THREADS, **address).stdout == 'True 0\n'
