@@ -128,7 +128,9 @@ def compare(
     if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
         weights = _with_final_norm(weights, target)
     others = {name: tensor for name, tensor in weights.tensors.items() if name not in target.names}
-    target = target.extended_by({name: tensor for name, tensor in others.items() if is_standard(name)})
+    renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
+    if renamed:
+        target = target.extended_by(renamed)
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
         given = weights.parameters[name].tensor

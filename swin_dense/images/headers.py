@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image, TiffImagePlugin
 
 from swin_dense.images import tiff
+from swin_dense.images.pixels import ORIENTATION
 
-_ORIENTATION = 274
 _PNG_DEPTH = 24  # position of the bit depth in a PNG
 _BIG_TIFF = 43
 _BITS_OF_MODES = {'I': 32, 'F': 32}
@@ -46,7 +46,7 @@ def _tiff_header(start: bytes, file: BinaryIO) -> Header:
     tags.load(file)
     bits, formats = tags.get(258, (1,)), tags.get(339, (1,))
     bands, colours = tags.get(277, 1), _COLOURS.get(tags.get(262, 1), 1)
-    orientation = tags.get(_ORIENTATION, 1)
+    orientation = tags.get(ORIENTATION, 1)
     is_known = orientation in range(1, 9)
     extra = len(tags.get(338, ())) or max(0, bands - colours)
     size = (tags[256], tags[257])
@@ -62,7 +62,7 @@ def _pil_header(start: bytes, file: BinaryIO) -> Header:
             bits = 16
         bands = image.getbands()
         # PIL decodes a PNG without EXIF to look for it.
-        orientation = image.getexif().get(_ORIENTATION, 1) if 'exif' in image.info else 1
+        orientation = image.getexif().get(ORIENTATION, 1) if 'exif' in image.info else 1
         is_known = orientation in range(1, 9)
         return Header(
             image.format or '',

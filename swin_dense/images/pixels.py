@@ -12,6 +12,7 @@ import numpy as np
 
 from swin_dense.utils.errors import is_out_of_memory
 
+ORIENTATION = 274  # tag of EXIF
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swin_dense.images import tiff
 from swin_dense.images.pixels import (
+    ORIENTATION,
     ImageError,
     Pixels,
     decoding,
@@ -36,7 +37,6 @@ _FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
 _STORED_AS = {'u1': np.uint8, 'u2': compat.NUMPY_UINT16}  # floats become float32
 _KEPT_MODES = ('L', 'LA', 'RGB', 'RGBA', 'F', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N')
 _CONVERTED_MODES = {'1': 'L', 'La': 'LA', 'PA': 'RGBA', 'RGBa': 'RGBA'}  # others become RGB
-_ORIENTATION_TAG = 274
 _PNG_DEPTH = 24  # position of the bit depth in a PNG
 _ROWS_AT_ONCE = 256
 Statistic = Sequence[float] | float | None  # per channel, or one for all
@@ -131,13 +131,13 @@ def _deep_png_pixels(image: Image.Image, content: bytes) -> Pixels:
     except ImportError:
         raise ImageError('install imagecodecs to read 16-bit colour at full depth') from None
     values = imagecodecs.png_decode(content)
-    return Pixels(upright(values, image.getexif().get(_ORIENTATION_TAG, 1)), has_alpha=values.shape[2] in (2, 4))
+    return Pixels(upright(values, image.getexif().get(ORIENTATION, 1)), has_alpha=values.shape[2] in (2, 4))
 
 
 def _pil_pixels(image: Image.Image) -> Pixels:
     """Return the pixels of a PIL image, upright; palettes, CMYK and similar modes are converted to RGB."""
     image.load()  # PIL turns TIFFs upright itself
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    orientation = image.getexif().get(ORIENTATION, 1)
     if image.mode not in _KEPT_MODES:
         image = image.convert(_CONVERTED_MODES.get(image.mode, 'RGB'))
     sample = np.asarray(image.crop((0, 0, 1, 1)))

@@ -243,10 +243,11 @@ class Graphs:
         kind = img.device.type
         autocast = compat.get_autocast_dtype(kind) if compat.is_autocast_enabled(kind) else None
         place = img.device, self._gpu.stream(img.device)
-        key = (*place, img.shape, img.dtype, bool(parameters), autocast, _precision(), state.hash)
+        is_training = bool(parameters)
+        key = (*place, img.shape, img.dtype, is_training, autocast, _precision(), state.hash)
         self._passes += 1
         if key not in self._graphs:
-            reason = self._capture(key, img, state, autocast)
+            reason = self._capture(key, img, state, is_training, autocast)
             if reason is not None:
                 return None, reason
         graph = self._graphs[key]
@@ -257,7 +258,9 @@ class Graphs:
         graph.last_used = self._passes
         return graph, ''
 
-    def _capture(self, key: Any, img: Tensor, state: _State, autocast: torch.dtype | None) -> str | None:
+    def _capture(
+        self, key: Any, img: Tensor, state: _State, is_training: bool, autocast: torch.dtype | None
+    ) -> str | None:
         """Capture the graph of a key if it came often enough; return why there is none, or None."""
         self._counts[key] += 1
         if len(self._counts) > _MAX_COUNTS:
@@ -269,7 +272,6 @@ class Graphs:
             self._drop_idle()
         if self._is_full:
             return full
-        is_training = bool(state.trained) and torch.is_grad_enabled()
         try:
             # Casts in autocast's cache would be freed after the capture.
             with (

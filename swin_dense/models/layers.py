@@ -91,7 +91,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, img: Tensor) -> Tensor:
         img = layout.pad_to_multiple(img, (self.patch_size, self.patch_size), axis=2)
-        return self.norm(self.projection(img).permute(0, 2, 3, 1))
+        x = self.projection(img).permute(0, 2, 3, 1)
+        return self.norm(x)
 
 
 class PatchMerging(nn.Module):

@@ -72,14 +72,15 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
             advice = 'a mask must have the size of its image'
             read = f'its image {image} is read'
             raise ValueError(other_size(f'the mask {path} has', mask.shape[::-1], read, images[image], advice))
-        stored |= _values(mask)
+        in_file = _values(mask)
+        stored |= in_file
         labels = built.pipeline(dict(sample))['gt_seg_map']
         is_ignored = np.isin(labels, [*ignored])
         share += is_ignored.mean() / len(looked_at)
         not_used |= _values(mask[is_ignored])
         values = _values(labels) - ignored
         found |= values
-        unlisted = _values(mask) - {*mapped, *no_class} if mapped else values - set(range(classes))
+        unlisted = in_file - {*mapped, *no_class} if mapped else values - set(range(classes))
         if unlisted:
             wrong[path] = unlisted
     if wrong:

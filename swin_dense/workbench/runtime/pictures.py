@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.images.pixels import ImageError, decoding, naming, upright
+from swin_dense.images.pixels import ORIENTATION, ImageError, decoding, naming, upright
 
 if TYPE_CHECKING:
     from PIL import Image
 
     Picture = str | PathLike[str] | np.ndarray | Image.Image
-
-_ORIENTATION = 274  # tag of EXIF
 
 
 def read(picture: Picture) -> np.ndarray:
@@ -60,7 +58,7 @@ def _of_pil(image: Image.Image) -> np.ndarray:
         raise ImageError('pixels of 32 bits have no known range; scale them to 0 to 255 and pass an array of uint8')
     else:
         values = np.asarray(image.convert('RGB'))
-    return np.ascontiguousarray(upright(values, image.getexif().get(_ORIENTATION, 1)))
+    return np.ascontiguousarray(upright(values, image.getexif().get(ORIENTATION, 1)))
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:
