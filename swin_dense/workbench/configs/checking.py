@@ -14,10 +14,10 @@ from mmengine.registry import MODELS, init_default_scope
 from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
-from swin_dense.workbench.configs.coco import look_at_annotations
+from swin_dense.workbench.configs.coco import check_coco
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
-from swin_dense.workbench.configs.masks import look_at_masks
-from swin_dense.workbench.configs.xml import look_at_xml
+from swin_dense.workbench.configs.masks import check_masks
+from swin_dense.workbench.configs.xml import check_voc
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 _PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
@@ -54,11 +54,11 @@ def check_data(
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
     for dataset in different.values():
         if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
-            notes += look_at_annotations(dataset, every_image)
+            notes += check_coco(dataset, every_image)
         elif experiment.scope == 'mmseg':
-            notes += look_at_masks(dataset, every_image)
+            notes += check_masks(dataset, every_image)
         elif experiment.is_detector and dataset.kind != 'CocoDataset':
-            notes += look_at_xml(dataset, every_image)
+            notes += check_voc(dataset, every_image)
     return list(dict.fromkeys(notes))
 
 

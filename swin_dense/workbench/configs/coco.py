@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
 
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.experiment import DataSet, Experiment
-from swin_dense.workbench.configs.images import endings_in, hint_on_name, look_at_images, other_size, some
-from swin_dense.workbench.configs.segmentations import Mask, look_at_mask
+from swin_dense.workbench.configs.experiment import DataSet
+from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, some
+from swin_dense.workbench.configs.segmentations import Mask, check_mask
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
@@ -37,14 +36,8 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
-def look_at_coco(config: Config, entry: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
-    """Look at one ``CocoDataset`` as :func:`look_at_annotations` does, given the config and the entry in it."""
-    split = 'val' if is_evaluated else 'train'
-    return look_at_annotations(DataSet(Experiment(config), entry, split, f'{split}_dataloader.dataset'), every_image)
-
-
-def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
-    """Look at all annotations of a ``CocoDataset``, all its file names, and the headers of a sample of its images.
+def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
+    """Check all annotations of a ``CocoDataset``, all its file names, and the headers of a sample of its images.
 
     The default scope of mmengine must be that of the config. pycocotools reads the annotations for validation and test
     too. With ``every_image``, all images are decoded. Return what was looked at, and what is odd but no error; raise
@@ -82,12 +75,12 @@ def look_at_annotations(data: DataSet, every_image: bool = False) -> list[str]:
         count = f'{unused.total()} of {len(annotations)} annotations'
         notes.append(f'{count} are not used, of categories that are no class: {others}')
     if kept:
-        notes += _look_at_boxes(name, kept, images, used, is_evaluated)
+        notes += _check_boxes(name, kept, images, used, is_evaluated)
     else:
         notes.append('no class has an annotation' + ', so COCO gives -1 for every figure' * is_evaluated)
-    notes += _look_at_masks_of(masks)
+    notes += _notes_on_masks(masks)
     notes += _count_images(name, data, images, {one['image_id'] for one in kept})
-    of_evaluation = _look_at_evaluation(path, data, kept)
+    of_evaluation = _check_evaluation(path, data, kept)
     notes += _check_files(name, images, data, every_image)
     return [f'{path}: {note}' for note in notes] + of_evaluation
 
@@ -242,7 +235,7 @@ def _check_annotations(
         if is_evaluated and one.get('iscrowd') is None:
             return 'write iscrowd, 0 for a single object'
         if needs_masks:
-            mask = look_at_mask(one, images[one['image_id']], is_evaluated)
+            mask = check_mask(one, images[one['image_id']], is_evaluated)
             masks.append(mask)
             return mask.fault
         return None
@@ -257,7 +250,7 @@ def _check_annotations(
     return masks
 
 
-def _look_at_boxes(
+def _check_boxes(
     name: str, annotations: Sequence[Any], images: Any, used: dict[Any, Any], is_evaluated: bool
 ) -> list[str]:
     """Check the boxes of the classes as mmdet reads them, and return notes on those that it leaves out."""
@@ -318,7 +311,7 @@ def _look_at_boxes(
     return notes
 
 
-def _look_at_masks_of(masks: Sequence[Mask]) -> list[str]:
+def _notes_on_masks(masks: Sequence[Mask]) -> list[str]:
     """Return notes on polygons that mmdet leaves out, and on masks that reach beyond their box."""
     notes = []
     left_out = [mask.left_out for mask in masks if mask.left_out]
@@ -371,7 +364,7 @@ def _count_images(name: str, data: DataSet, images: dict[Any, Any], with_boxes: 
     return [used]
 
 
-def _look_at_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -> list[str]:
+def _check_evaluation(path: Path, data: DataSet, annotations: Sequence[Any]) -> list[str]:
     """Return notes on objects that COCO's evaluation counts as missed whatever a model finds."""
     if not data.is_evaluated:
         return []
@@ -416,7 +409,7 @@ def _check_files(name: str, images: Any, data: DataSet, every_image: bool) -> li
     files = {}
     for image in images.values():
         files[os.path.join(folder, image['file_name'])] = image
-    absent, looked_at, notes = look_at_images(list(files), data.loader, every_image=every_image)
+    absent, looked_at, notes = check_images(list(files), data.loader, every_image=every_image)
     if absent:
         first = files[next(iter(absent))]['file_name']
         raise ValueError(

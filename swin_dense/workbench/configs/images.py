@@ -34,15 +34,15 @@ class Loaded(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What :func:`look_at_images` returns."""
+    """What :func:`check_images` returns."""
 
     missing: dict[str, str]
     loaded: dict[str, Loaded]
     notes: list[str]
 
 
-def look_at_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> Looked:
-    """Look at the headers of images, and decode one image of each kind of header, or every image.
+def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> Looked:
+    """Check the headers of images, and decode one image of each kind of header, or every image.
 
     Args:
         paths: the images.

@@ -11,15 +11,15 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet, dicts, mapped_values
-from swin_dense.workbench.configs.images import chosen, endings_in, look_at_images, missing_files, other_size, some
+from swin_dense.workbench.configs.images import check_images, chosen, endings_in, missing_files, other_size, some
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
 _LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
 
 
-def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
-    """Look at all file names of a data set of mmseg, and at the sizes and values of a sample of its masks.
+def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
+    """Check all file names of a data set of mmseg, and the sizes and values of a sample of its masks.
 
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
     decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
@@ -63,7 +63,7 @@ def look_at_masks(data: DataSet, every_image: bool = False) -> list[str]:
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
     paths = [sample['img_path'] for sample in samples]
-    _, images, notes = look_at_images(paths, data.loader, _SAMPLED, every_image)
+    _, images, notes = check_images(paths, data.loader, _SAMPLED, every_image)
     looked_at = chosen(samples, _SAMPLED, every_image)  # the masks of these images
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']

@@ -47,8 +47,8 @@ class Mask(NamedTuple):
     beyond: float = 0.0
 
 
-def look_at_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
-    """Look at the mask of an annotation with a box; ``image`` has the height and the width."""
+def check_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
+    """Check the mask of an annotation with a box; ``image`` has the height and the width."""
     mask = annotation.get('segmentation')
     height, width = image['height'], image['width']
     left_out = 0

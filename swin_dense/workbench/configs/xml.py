@@ -11,11 +11,11 @@ import numpy as np
 from mmengine.registry import DATASETS
 
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.images import endings_in, look_at_images, some
+from swin_dense.workbench.configs.images import check_images, endings_in, some
 
 
-def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
-    """Look at all files of a data set of mmdet with its own parser, if they are Pascal VOC's; of others, only say so.
+def check_voc(data: DataSet, every_image: bool = False) -> list[str]:
+    """Check all files of a data set of mmdet with its own parser, if they are Pascal VOC's; of others, only say so.
 
     The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return what
     was looked at, and what is odd but no error; raise ValueError for what is one.
@@ -34,7 +34,7 @@ def look_at_xml(data: DataSet, every_image: bool = False) -> list[str]:
             f'with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
         )
     files = [sample['img_path'] for sample in samples]
-    absent, _, notes_on_images = look_at_images(files, data.loader, every_image=every_image)
+    absent, _, notes_on_images = check_images(files, data.loader, every_image=every_image)
     if absent:
         folder = Path(files[0]).parent
         raise ValueError(

@@ -16,10 +16,10 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 from pycocotools import mask as mask_tools
 
-from swin_dense.workbench.configs.coco import look_at_annotations, look_at_coco
+from swin_dense.workbench.configs.coco import check_coco
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
-from swin_dense.workbench.configs.images import look_at_images
-from swin_dense.workbench.configs.masks import look_at_masks
+from swin_dense.workbench.configs.images import check_images
+from swin_dense.workbench.configs.masks import check_masks
 
 LOAD = {'type': 'LoadImageFromFile', 'backend_args': None}
 NAMES = ('apple', 'pear')
@@ -44,6 +44,12 @@ def coco_config(**changes):
     model = {'type': 'FasterRCNN', 'roi_head': {'bbox_head': {'num_classes': 2}}}
     config = Config({'model': model, 'default_scope': 'mmdet', 'train_dataloader': {'dataset': dataset}})
     return config, config.train_dataloader.dataset
+
+
+def notes_on(config, dataset, is_evaluated):
+    """Return the notes of ``check_coco`` on a data set of a config."""
+    split = 'val' if is_evaluated else 'train'
+    return check_coco(DataSet(Experiment(config), dataset, split, f'{split}_dataloader.dataset'))
 
 
 def random_content(root, generator):
@@ -94,7 +100,7 @@ def test_images_boxes_and_classes_that_mmdet_trains_on(tmp_path, filters):
         content = random_content(tmp_path, generator)
         (tmp_path / 'a.json').write_text(json.dumps(content))
         config, dataset = coco_config(data_root=str(tmp_path), **filters)
-        notes = look_at_coco(config, dataset, False)
+        notes = notes_on(config, dataset, False)
         built = DATASETS.build({**dataset, 'pipeline': []})
         used = numbers(notes, r'mmdet uses (\d+) of (\d+) images') or [12, 12]
         assert used == [len(built), 12]
@@ -125,11 +131,11 @@ def test_no_image_that_is_left_is_an_error(tmp_path, side, with_boxes):
     filters = {'filter_empty_gt': True, 'min_size': 32}
     config, dataset = coco_config(data_root=str(tmp_path), filter_cfg=filters)
     with pytest.raises(ValueError, match='mmdet would leave out all 12 images'):
-        look_at_coco(config, dataset, False)
+        notes_on(config, dataset, False)
     with pytest.raises((ValueError, AssertionError)):
         DATASETS.build({**dataset, 'pipeline': []})
     config, dataset = coco_config(data_root=str(tmp_path))
-    look_at_coco(config, dataset, False)
+    notes_on(config, dataset, False)
     assert len(DATASETS.build({**dataset, 'pipeline': []})) == 12
 
 
@@ -162,14 +168,14 @@ def test_masks_are_those_that_mmdet_loads(tmp_path, form):
     (tmp_path / 'a.json').write_text(json.dumps(content))
     pipeline = [LOAD, {'type': 'LoadAnnotations', 'with_bbox': True, 'with_mask': True}]
     config, dataset = coco_config(data_root=str(tmp_path), pipeline=pipeline)
-    notes = look_at_coco(config, dataset, False)
+    notes = notes_on(config, dataset, False)
     loaded = DATASETS.build(dict(dataset))[0]['gt_masks'].masks[0]
     assert (loaded == mask).all()
     assert (numbers(notes, r'leaves out (\d+) polygons') or [0]) == [pieces]
     content['annotations'][0]['bbox'] = [12, 8, 22, 16]
     (tmp_path / 'a.json').write_text(json.dumps(content))
     rows = np.flatnonzero(loaded.any(1))
-    assert numbers(look_at_coco(config, dataset, False), r'by up to (\d+) pixels') == [rows[-1] + 1 - 24]
+    assert numbers(notes_on(config, dataset, False), r'by up to (\d+) pixels') == [rows[-1] + 1 - 24]
 
 
 def average_precision(path, content):
@@ -201,15 +207,15 @@ def test_numbers_of_annotations_that_count_as_no_match(tmp_path, start):
     content = {'images': images, 'annotations': annotations, 'categories': categories}
     (tmp_path / 'a.json').write_text(json.dumps(content))
     config, dataset = coco_config(data_root=str(tmp_path), test_mode=True)
-    look_at_coco(config, dataset, False)
+    notes_on(config, dataset, False)
     precision = average_precision(tmp_path / 'a.json', content)
     if 0 in range(start, start + 4):
         assert precision < 1
         with pytest.raises(ValueError, match=r"1 of 4 annotations are wrong, such as .*'id': 0,.*number them from 1"):
-            look_at_coco(config, dataset, True)
+            notes_on(config, dataset, True)
     else:
         assert precision == 1
-        look_at_coco(config, dataset, True)
+        notes_on(config, dataset, True)
 
 
 def write_image(path, kind, bands):
@@ -244,13 +250,13 @@ def test_bits_and_bands_that_the_loader_loses_are_said(tmp_path, backend, suffix
         image = TRANSFORMS.build({**load, 'to_float32': False})({'img_path': str(path)})['img']
     except Exception:
         with pytest.raises(ValueError, match='1 of 1 images cannot be decoded') as caught:
-            look_at_images([str(path)], load, 1)
+            check_images([str(path)], load, 1)
         if suffix == '.tif':
             scale = {'12': 4095, '16': 65535, '8': 255}.get(kind, 1)
             how = f'scale={scale}, mean=0, std=1, bands={tuple(range(bands))}'
             assert f'read them with LoadBands(normalization=dict({how}))' in str(caught.value)
         return
-    _, found, notes = look_at_images([str(path)], load, 1)
+    _, found, notes = check_images([str(path)], load, 1)
     said = ' '.join(notes)
     assert found[str(path)].size == (56, 40)
     channels = 1 if image.ndim == 2 else image.shape[2]
@@ -284,7 +290,7 @@ def test_orientations_are_applied_or_not_as_the_loader_does(tmp_path, suffix, sh
         for backend in ('cv2', 'pillow'):
             load = {**LOAD, 'color_type': color_type, 'imdecode_backend': backend}
             decode = TRANSFORMS.build(load)
-            _, found, notes = look_at_images([*paths.values()], load, len(paths))
+            _, found, notes = check_images([*paths.values()], load, len(paths))
             hidden = {'upright': 0, 'as stored': 0}
             for orientation, path in paths.items():
                 image = decode({'img_path': path})['img']
@@ -317,12 +323,12 @@ def test_sizes_that_differ_without_an_orientation_do_not_blame_it(tmp_path, is_t
         config, dataset = coco_config(data_root=str(tmp_path), pipeline=[{**LOAD, 'color_type': load}])
         read = decode_size(tmp_path / '0.jpg', load)
         if read == size:
-            look_at_coco(config, dataset, False)
+            notes_on(config, dataset, False)
             continue
         with pytest.raises(
             ValueError, match=rf'stated as {size[0]} x {size[1]} .*read as {read[0]} x {read[1]}'
         ) as caught:
-            look_at_coco(config, dataset, False)
+            notes_on(config, dataset, False)
         assert ('EXIF' in str(caught.value)) == says_exif
 
 
@@ -351,7 +357,7 @@ def test_pixels_that_mmseg_ignores(tmp_path, reduce_zero, ignored):
     }
     model = {'decode_head': {'num_classes': len(names)}}
     config = Config({'default_scope': 'mmseg', 'model': model, 'train_dataloader': {'dataset': dataset}})
-    notes = look_at_masks(Experiment(config).datasets[0])
+    notes = check_masks(Experiment(config).datasets[0])
     built = DATASETS.build({**dataset, 'indices': None})
     labels = np.stack([built[index]['gt_seg_map'] for index in range(3)])
     share = 100 * (labels == 255).mean()
@@ -378,7 +384,7 @@ def test_objects_that_an_evaluation_counts_as_missed(tmp_path):
     config.val_evaluator = {'type': 'CocoMetric', 'metric': 'bbox', 'ann_file': other}
     config.model.test_cfg = {'rpn': {'max_per_img': 2}, 'rcnn': {'max_per_img': 3}}
     data = DataSet(Experiment(config), entry, 'val', 'val_dataloader.dataset')
-    *_, evaluator, limit = look_at_annotations(data)
+    *_, evaluator, limit = check_coco(data)
     assert evaluator.startswith(
         f'val_dataloader.dataset reads {tmp_path}/a.json, but its evaluator compares with {other}'
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_dense.workbench.configs.segmentations import look_at_mask, place_of_runs, run_lengths
+from swin_dense.workbench.configs.segmentations import check_mask, place_of_runs, run_lengths
 
 mask_tools = pytest.importorskip('pycocotools.mask')
 
@@ -41,7 +41,7 @@ def test_run_lengths_of_random_masks():
 @pytest.mark.parametrize('text', ['', 'o', 'oooooooooooooooo1', '~', '/', 'é', '1' * 5, 'n'])
 def test_text_that_is_no_rle_is_refused(text):
     annotation = {'bbox': [0, 0, 8, 8], 'segmentation': {'size': [8, 8], 'counts': text}}
-    assert 'lengths that sum to height times width' in look_at_mask(annotation, {'height': 8, 'width': 8}, False).fault
+    assert 'lengths that sum to height times width' in check_mask(annotation, {'height': 8, 'width': 8}, False).fault
 
 
 def rle(mask, is_text, order='F'):
@@ -62,11 +62,11 @@ def test_run_lengths_of_another_object_or_along_rows(shape, is_text):
         mask[top : top + height, left : left + width] = True
     for index, box in enumerate(boxes):
         right = {'bbox': box, 'segmentation': rle(masks[index], is_text)}
-        assert look_at_mask(right, image, True) == (None, 0, 0)
+        assert check_mask(right, image, True) == (None, 0, 0)
         other = {'bbox': box, 'segmentation': rle(masks[1 - index], is_text)}
-        assert 'lies elsewhere than bbox' in look_at_mask(other, image, True).fault
+        assert 'lies elsewhere than bbox' in check_mask(other, image, True).fault
         by_rows = {'bbox': box, 'segmentation': rle(masks[index], is_text, 'C')}
-        assert "run along rows, but COCO's run down columns" in look_at_mask(by_rows, image, True).fault
+        assert "run along rows, but COCO's run down columns" in check_mask(by_rows, image, True).fault
 
 
 def test_polygons_that_mmdet_leaves_out_or_an_evaluation_cannot_read():
@@ -75,9 +75,9 @@ def test_polygons_that_mmdet_leaves_out_or_an_evaluation_cannot_read():
     image = {'height': 32, 'width': 32}
     for short in ([], [4, 4], [4, 4, 20, 20], [4, 4, 20, 4, 20]):
         annotation = {'bbox': [4, 4, 16, 16], 'segmentation': [short, square]}
-        assert look_at_mask(annotation, image, False) == (None, 1, 0)
-        assert 'fewer than three points' in look_at_mask(annotation, image, True).fault
+        assert check_mask(annotation, image, False) == (None, 1, 0)
+        assert 'fewer than three points' in check_mask(annotation, image, True).fault
     right = {'bbox': [4, 4, 16, 16], 'segmentation': [square, square]}
-    assert look_at_mask(right, image, True) == (None, 0, 0)
+    assert check_mask(right, image, True) == (None, 0, 0)
     wide = {'bbox': [4, 4, 10, 16], 'segmentation': [square]}
-    assert look_at_mask(wide, image, True) == (None, 0, 6)
+    assert check_mask(wide, image, True) == (None, 0, 6)
