@@ -59,11 +59,18 @@ class OpenVino:
         if threads:
             options['INFERENCE_NUM_THREADS'] = threads
         self._compiled = core.compile_model(model, 'CPU', options)
+        # Calling the compiled model would use one request for all threads, and write into the inputs of other calls.
+        self._idle_requests: list[Any] = []
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
-        outputs = self._compiled({**self._defaults, **feed})
-        return [out.copy() for out in outputs.values()]
+        try:
+            request = self._idle_requests.pop()  # atomic, as append is
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        outputs = request.infer({**self._defaults, **feed}, share_inputs=False, share_outputs=False)
+        self._idle_requests.append(request)
+        return list(outputs.values())
 
 
 @functools.cache
