@@ -90,6 +90,7 @@ def _reach(backbone: SwinBackbone, levels: Sequence[int], axis: int) -> int:
             if stride in levels:
                 reach = max(reach, cells * stride)
             if stage.downsample is not None:
-                # A merged cell starts at a multiple of the stride and always covers two cells.
-                cells = (cells + 1) // stage.downsample.stride
+                # A merged cell covers two cells from a multiple of the stride on, so it may begin inside and end outside.
+                merging = stage.downsample.stride
+                cells = (cells + 1) // merging if is_end else -(-cells // merging)
     return reach

@@ -71,6 +71,17 @@ def test_a_window_per_stage():
         assert_near(tiled[stride], level, 1e-12)
 
 
+@pytest.mark.parametrize('strides', [(4, 1), (4, 3), (4, 4)], ids=str)
+def test_tiles_are_exact_behind_a_merging_of_any_stride(strides):
+    options = {**SMALL, 'depths': (2, 2), 'window_size': 2, 'strides': strides, 'out_indices': (1,)}
+    backbone = randomize(SwinBackbone(**options)).double().eval()
+    image = noise(166, 185)
+    whole = extract_pyramid(backbone, image)
+    tiled = extract_pyramid(backbone, image, tile=tile_alignment(backbone))
+    for stride, level in whole.items():
+        assert_near(tiled[stride], level, 1e-12)
+
+
 @pytest.mark.parametrize(
     'options',
     [
@@ -79,6 +90,8 @@ def test_a_window_per_stage():
         {**SMALL, 'depths': (1, 2)},
         {**SMALL, 'depths': (4, 4)},
         {**SMALL, 'patch_size': 2, 'strides': (2, 3)},
+        {**SMALL, 'depths': (2, 2), 'window_size': 2, 'strides': (4, 3)},
+        {**SMALL, 'depths': (2, 2), 'window_size': 2, 'strides': (4, 4)},
         {**SMALL, 'strides': (4, 1), 'out_indices': (1,)},
         {**SMALL, 'depths': (1, 2), 'strides': (4, 1), 'out_indices': (1,)},
         {**SMALL, 'window_size': (3, 5)},
