@@ -90,7 +90,7 @@ def _reach(backbone: SwinBackbone, levels: Sequence[int], axis: int) -> int:
             if stride in levels:
                 reach = max(reach, cells * stride)
             if stage.downsample is not None:
-                # A merged cell covers two cells from a multiple of the stride on, so it may begin inside and end outside.
+                # A merged cell covers two cells from a multiple of the stride on, and at stride 1 crosses the end.
                 merging = stage.downsample.stride
                 cells = (cells + 1) // merging if is_end else -(-cells // merging)
     return reach

@@ -84,10 +84,12 @@ def attend_by_torch(
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     qkv_BS3AD = project(_Move.apply(x_BHWC, plan, True)).unflatten(2, (3, spec.num_heads, -1))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
-    # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
+    # than the parts of attention. So is the kernel in bfloat16 on AMD processors. Weights to drop are drawn in another
+    # order there, and a checkpoint that computes the maps again, now with gradients, must drop the same.
     trains_bias = bias_ATT is not None and bias_ATT.requires_grad
+    drops = attn_drop.training and attn_drop.p
     attend = _attend_by_groups
-    if x_BHWC.is_cpu and (trains_bias or (IS_FASTER_BY_ONEDNN and qkv_BS3AD.dtype == torch.bfloat16)):
+    if x_BHWC.is_cpu and (trains_bias or drops or (IS_FASTER_BY_ONEDNN and qkv_BS3AD.dtype == torch.bfloat16)):
         attend = _attend_by_products
     out_BSAD = attend(qkv_BS3AD, plan, bias_ATT, spec, attn_drop)
     return _Move.apply(out_BSAD.flatten(2), plan, False)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
@@ -329,6 +330,21 @@ def test_parameters_of_a_fully_dropped_branch_get_zero_gradients():
     assert model.stages[0].blocks[0].norm1.weight.grad.any()
     for parameter in model.stages[-1].blocks[-1].parameters():
         assert not parameter.grad.any()
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('frozen_stages', [-1, 2])
+def test_a_reentrant_checkpoint_drops_the_same_attention_weights(version, frozen_stages):
+    """It computes the maps without gradients, and again with them: both must be one function of the random state."""
+    model = make('auto', version, attn_drop_rate=0.3, frozen_stages=frozen_stages).train()
+    found = []
+    for function in (model, lambda img: checkpoint(model, img, use_reentrant=True)):
+        img = make_image()
+        torch.manual_seed(1)
+        maps = function(img)
+        sum(level.square().mean() for level in maps).backward()
+        found.append([*maps, img.grad])
+    assert_same(*found)
 
 
 def test_forward_mode_gradients():

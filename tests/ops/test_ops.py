@@ -165,16 +165,17 @@ def test_gradients_of_gradients(backend):
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'is_amd', 'trains_bias', 'parts'),
+    ('dtype', 'is_amd', 'trains_bias', 'dropout', 'parts'),
     [
-        (torch.float32, False, False, '_attend_by_groups'),
-        (torch.float32, True, False, '_attend_by_groups'),
-        (torch.bfloat16, False, False, '_attend_by_groups'),
-        (torch.bfloat16, True, False, '_attend_by_products'),
-        (torch.float32, False, True, '_attend_by_products'),
+        (torch.float32, False, False, 0.0, '_attend_by_groups'),
+        (torch.float32, True, False, 0.0, '_attend_by_groups'),
+        (torch.bfloat16, False, False, 0.0, '_attend_by_groups'),
+        (torch.bfloat16, True, False, 0.0, '_attend_by_products'),
+        (torch.float32, False, True, 0.0, '_attend_by_products'),
+        (torch.float32, False, False, 0.3, '_attend_by_products'),
     ],
 )
-def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_amd, trains_bias, parts):
+def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_amd, trains_bias, dropout, parts):
     called = []
 
     def record(name):
@@ -186,7 +187,7 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
     monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', is_amd)
     inputs, spec = make_inputs(PADDED, dtype)
     inputs.table.requires_grad_(trains_bias)
-    attend(inputs, spec, 'sdpa')
+    attend(inputs, spec, 'sdpa', nn.Dropout(dropout))
     assert called == [parts]
 
 
