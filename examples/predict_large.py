@@ -14,12 +14,14 @@ object that is no larger than the overlap lies whole in some tile.
 
 import json
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
+from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window
 
 from swin_dense import runtime
@@ -29,11 +31,15 @@ TILE, OVERLAP = 896, 224  # in pixels
 
 
 def map_classes(model: Any, scene: str, out: str) -> None:
-    """Write the class of each pixel as a GeoTIFF with the georeference of the scene; no data is the largest value."""
+    """Write the class of each pixel as a GeoTIFF with the georeference of the scene.
+
+    The largest value marks pixels without data in any of the bands that the model reads.
+    """
     dtype = np.min_scalar_type(len(model.classes))
     no_data = np.iinfo(dtype).max
     with written_whole(Path(out)) as unfinished, rasterio.open(scene) as image:
         whole = Window(0, 0, image.width, image.height)
+        bands = range(image.count) if model.bands is None else model.bands
         place = {'crs': image.crs, 'transform': image.transform}
         stored = {'driver': 'GTiff', 'tiled': True, 'compress': 'deflate', 'bigtiff': 'if_safer'}
         band = {'width': image.width, 'height': image.height, 'count': 1, 'dtype': dtype, 'nodata': no_data}
@@ -43,9 +49,24 @@ def map_classes(model: Any, scene: str, out: str) -> None:
                 side = TILE + 2 * OVERLAP
                 seen = Window(left - OVERLAP, top - OVERLAP, side, side).intersection(whole)
                 labels = model.predict(channels_last(image.read(window=seen))).labels
-                labels = np.where(image.dataset_mask(window=seen), labels, no_data).astype(dtype)
+                labels = np.where(has_data(image, bands, seen), labels, no_data).astype(dtype)
                 row, column = top - seen.row_off, left - seen.col_off
                 written.write(labels[row : row + kept.height, column : column + kept.width], 1, window=kept)
+
+
+def has_data(image: Any, bands: Sequence[int], window: Window) -> np.ndarray:
+    """Return where any of the bands, counted from 0, has data: (h, w), bool.
+
+    A band of opacity is a mask unless it is one of them: GDAL declares the fourth band of any image of 8 bits so, also
+    near infrared. The mask of rasterio's ``dataset_mask`` would be that band.
+    """
+    is_opacity_read = any(image.colorinterp[band] == ColorInterp.alpha for band in bands)
+    found = np.zeros((window.height, window.width), bool)
+    for band in bands:
+        if is_opacity_read and MaskFlags.alpha in image.mask_flag_enums[band]:
+            return np.ones_like(found)
+        found |= image.read_masks(band + 1, window=window) > 0
+    return found
 
 
 def detect(model: Any, scene: str, out: str) -> None:

@@ -28,6 +28,7 @@ class Segmentor:
     """Gives a pixel the class that is stored in its first band."""
 
     classes = ('a', 'b', 'c')
+    bands = None
     is_detector = False
     largest = 0
 
@@ -108,6 +109,42 @@ def test_a_map_has_the_class_of_every_pixel_and_the_place_of_the_scene(example, 
         assert (written.nodata, written.dtypes) == (255, ('uint8',))
     assert model.largest == 64 + 2 * 48
     assert sorted(path.name for path in scene.parent.iterdir()) == ['map.tif', 'scene.tif']
+
+
+SHOWN = {'photometric': 'MINISBLACK'}  # without it, GDAL declares the fourth band of 8 bits as opacity
+
+
+@pytest.mark.parametrize(
+    ('read', 'options', 'has_data'),
+    [
+        ((0, 1, 2, 3), {}, lambda bands: bands[0] >= 0),
+        ((0, 1, 2), {}, lambda bands: bands[3] > 0),
+        ((0, 1, 2, 3), {'nodata': 0}, lambda bands: bands.any(0)),
+        ((0, 1, 2, 3), {'nodata': 0, **SHOWN}, lambda bands: bands.any(0)),
+        ((1, 2), {'nodata': 0, **SHOWN}, lambda bands: bands[1:3].any(0)),
+        (None, SHOWN, lambda bands: bands[0] >= 0),
+    ],
+)
+def test_a_band_that_the_model_reads_is_no_mask(example, scene, read, options, has_data):
+    bands = np.random.default_rng(0).integers(1, 3, (4, 40, 50), dtype=np.uint8)
+    for band in range(4):
+        bands[band, 8 * band :, 10 * band :] = 0  # a pixel lacks the first band alone, the first two, and so on
+    bands[3, 5:9] = 0  # water in near infrared
+    write(scene, bands, **options)
+    model = Segmentor()
+    model.bands = read
+    with mapped(example, model, scene) as written:
+        assert np.array_equal(written.read(1), np.where(has_data(bands), bands[0], 255))
+
+
+def test_the_mask_of_a_scene_is_one_whatever_the_model_reads(example, scene):
+    bands = np.ones((4, 40, 50), np.uint8)
+    mask = np.random.default_rng(0).random((40, 50)) < 0.5
+    write(scene, bands)
+    with rasterio.open(scene, 'r+') as file:
+        file.write_mask(mask)
+    with mapped(example, Segmentor(), scene) as written:
+        assert np.array_equal(written.read(1), np.where(mask, 1, 255))
 
 
 def test_a_map_of_more_classes_than_a_byte_holds_and_a_scene_without_objects(example, scene):

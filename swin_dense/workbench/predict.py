@@ -55,6 +55,8 @@ class Predictor(ImagePredictor):
         init_default_scope(scope)
         self._to_float32 = first.pop('to_float32', False)
         self._loader = TRANSFORMS.build(first)
+        if isinstance(self._loader, LoadBands):
+            self.bands = self._loader.normalization.bands
         # New images have no annotations; to load those of panoptic models needs panopticapi, which is not on PyPI.
         without_annotations = [step for step in steps if 'Annotation' not in str(step['type'])]
         self._pipeline = Compose(without_annotations)

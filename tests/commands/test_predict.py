@@ -197,6 +197,14 @@ def test_class_names_come_from_the_checkpoint_or_the_data_set(
     assert len(set(predictor.palette)) == len(classes)
 
 
+@pytest.mark.parametrize('bands', [(2, 1, 3), None])
+def test_a_predictor_states_the_bands_that_it_reads(tmp_path, bands):
+    load = {'type': 'swin_dense.mm.LoadBands', 'normalization': {'mean': 0, 'std': 1, 'bands': bands}}
+    pipeline = [load, *load_recipe(RECIPES['mmseg']).test_dataloader.dataset.pipeline[1:]]
+    assert predictor_of('mmseg', {}, {'pipeline': pipeline}, tmp_path).bands == bands
+    assert predictor_of('mmseg', {}, {}, tmp_path).bands == (0, 1, 2)
+
+
 @pytest.mark.parametrize(
     ('framework', 'meta', 'dataset', 'message'),
     [

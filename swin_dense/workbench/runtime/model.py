@@ -89,6 +89,7 @@ class ImagePredictor:
     classes: Sequence[str]  # names by label
     palette: Sequence[Sequence[int]]  # RGB colour of each class
     is_detector: bool  # whether the model predicts instances
+    bands: Sequence[int] | None = (0, 1, 2)  # of an image, counted from 0, that the model reads; None for all
 
     def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
