@@ -6,8 +6,6 @@ objects as missed, for what is named here at once.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import os
 from collections import Counter
@@ -17,23 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, some
 from swin_dense.workbench.configs.segmentations import Mask, check_mask
+from swin_dense.workbench.configs.stated import SPLIT_OF, read_coco, shown
 
-SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
-# Entries that each section needs, and their types.
-_WORDS = {int: 'a whole number', str: 'text'}
-_IDS = (int, str)
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    'images': {'id': _IDS, 'file_name': (str,)},
-    'categories': {'id': _IDS, 'name': _IDS},
-    'annotations': {'id': _IDS, 'image_id': _IDS, 'category_id': _IDS},
-}
 
 
 def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
@@ -55,7 +44,7 @@ def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
     used = _check_categories(name, content['categories'], data)
     wrong = [entry for entry in entries if not _are_numbers(entry, 'height', 'width')]
     if wrong:
-        which = f'{len(wrong)} of {len(entries)} images are wrong, such as {_shown(wrong[0])}'
+        which = f'{len(wrong)} of {len(entries)} images are wrong, such as {shown(wrong[0])}'
         raise ValueError(f'{name}: {which}: write height and width in pixels')
     if len(images) < len(entries) or not images:
         raise ValueError(f'{name} has {len(entries)} images with {len(images)} ids; number them anew')
@@ -83,37 +72,6 @@ def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
     of_evaluation = _check_evaluation(path, data, kept)
     notes += _check_files(name, images, data, every_image)
     return [f'{path}: {note}' for note in notes] + of_evaluation
-
-
-def read_coco(path: Path) -> Any:
-    """Return the content of a file of annotations in the format of COCO."""
-    if path.suffix != '.json' or path.is_dir():
-        raise ValueError(
-            f'{path} is no .json file, but annotations must be in the format of COCO; docs/own-data.md shows how to '
-            'convert those of Pascal VOC (XML) and YOLO (txt)'
-        )
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'{path} cannot be read as JSON ({error})') from error
-    for section, fields in _FIELDS.items():
-        entries = content.get(section) if isinstance(content, dict) else None
-        if entries is None and section == 'annotations':
-            continue
-        if not isinstance(entries, list):
-            raise ValueError(f'{path} is no file of annotations in the format of COCO, because it has no {section}')
-        for entry, (name, kinds) in itertools.product(entries, fields.items()):
-            if not isinstance(entry, dict) or not isinstance(entry.get(name), kinds):
-                words = ' or '.join(_WORDS[kind] for kind in kinds)
-                raise ValueError(f'{path}: {name} of each of the {section} must be {words}, got {_shown(entry)}')
-    return content
-
-
-def _shown(entry: Any) -> str:
-    """Return an entry of a file for a message, without its mask."""
-    if isinstance(entry, dict):
-        entry = {key: value for key, value in entry.items() if key != 'segmentation'}
-    return checks.shortened(repr(entry))
 
 
 def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> dict[Any, Any]:
@@ -245,7 +203,7 @@ def _check_annotations(
         first, advice = faults[0]
         count = sum(why == advice for _, why in faults)
         raise ValueError(
-            f'{name}: {count} of {len(annotations)} annotations are wrong, such as {_shown(first)}: {advice}'
+            f'{name}: {count} of {len(annotations)} annotations are wrong, such as {shown(first)}: {advice}'
         )
     return masks
 

@@ -21,11 +21,11 @@ from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination, remove, write_text
-from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco
 from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, framework_of, is_panoptic, mapped_values
 from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
+from swin_dense.workbench.configs.stated import SPLIT_OF, read_coco
 
 _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
