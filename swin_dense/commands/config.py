@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='share of the training data to hold out for validation, such as 0.2; the names are written beside --out',
     )
     parser.add_argument(
+        '--val-group',
+        metavar='PATTERN',
+        help='with --val-share: keep images together whose names have the same match of this regular expression, such '
+        "as 'video\\d+' for the frames of a video, or its parenthesis, such as '(.*)_tile' for the tiles of an image",
+    )
+    parser.add_argument(
         '--classes',
         metavar='A,B,C',
         help='names of your classes, in the order of your labels; or a .txt file with a name per line, or the .json '

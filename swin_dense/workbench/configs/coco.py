@@ -19,7 +19,7 @@ from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, some
 from swin_dense.workbench.configs.segmentations import Mask, check_mask
-from swin_dense.workbench.configs.stated import SPLIT_OF, read_coco, shown
+from swin_dense.workbench.configs.stated import SPLIT_OF, encoding_of, read_coco, shown
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
@@ -34,6 +34,13 @@ def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
     """
     path, is_evaluated = Path(data.annotations), data.is_evaluated
     content = read_coco(path)
+    unreadable = []
+    if encoding_of(path) != 'utf-8':
+        unreadable.append(f'is in {encoding_of(path)}, but mmdet reads UTF-8 without a byte order mark')
+    if content.get('annotations', []) is None:
+        unreadable.append('has "annotations": null, but pycocotools needs a list')
+    if unreadable:
+        raise ValueError(f'{path} {", and it ".join(unreadable)}; `swin-dense config` with --out writes a copy so')
     # Errors name the file that can be corrected.
     whole = content.get(SPLIT_OF)
     name = str(path)

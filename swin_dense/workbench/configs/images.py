@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -258,13 +259,24 @@ def missing_files(paths: Sequence[str]) -> dict[str, str]:
         try:
             status = os.stat(path)
         except (OSError, ValueError) as error:  # ValueError: a null character
-            missing[path] = f'{path} ({getattr(error, "strerror", None) or error})'
+            reason = getattr(error, 'strerror', None) or error
+            if name_on_disk('', path) != path:
+                reason = f'{reason}; its folder has this name in another Unicode form: convmv renames files'
+            missing[path] = f'{path} ({reason})'
             continue
         if not stat.S_ISREG(status.st_mode):
             missing[path] = f'{path} (no file)'
         elif status.st_size == 0:
             missing[path] = f'{path} (empty)'
     return missing
+
+
+def name_on_disk(folder: str, name: str) -> str:
+    """Return the name of a file in a folder in another Unicode form, composed or decomposed, if only that exists."""
+    if name.isascii() or os.path.exists(os.path.join(folder, name)):
+        return name
+    forms = [unicodedata.normalize(form, name) for form in ('NFC', 'NFD')]
+    return next((form for form in forms if os.path.exists(os.path.join(folder, form))), name)
 
 
 def hint_on_name(folders: Sequence[Path], name: str) -> str:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import itertools
-import json
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from swin_dense.images.listing import IMAGE_SUFFIXES
-from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.atomic import check_destination, remove, write_text
+from swin_dense.workbench.configs.beside import share_of, split_annotations, split_names, write_beside, write_copies
 from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, framework_of, is_panoptic, mapped_values
 from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
-from swin_dense.workbench.configs.stated import SPLIT_OF, read_coco
+from swin_dense.workbench.configs.stated import read_coco
 
 _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
@@ -52,6 +48,7 @@ class Options:
     train_masks: str | None = None
     val_masks: str | None = None
     val_share: float | None = None
+    val_group: str | None = None
     classes: str | None = None
     mask_values: str | None = None
     ignore: str | None = None
@@ -91,6 +88,8 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         ValueError: an option does not fit the recipe or the data.
     """
     notes = []
+    if options.val_group is not None and options.val_share is None:
+        raise ValueError('--val-group keeps images of a group in one part of a split; give --val-share, too')
     classes = None if options.classes is None else class_names(options.classes)
     places, reason = options.places, ''
     _check_places(experiment, options)
@@ -99,7 +98,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         if places:
             notes.append(f'found {", ".join(places.values())} in {options.data_root}')
     if options.val_share is not None:
-        places = stack.enter_context(split_data(places, options, reason))
+        places = split_data(places, options, reason, stack)
     if options.data_root is not None:
         replace_root(experiment, options.data_root)
     if places:
@@ -122,6 +121,8 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
         ignore_values(experiment, _numbers('--ignore', options.ignore))
     if not experiment.is_detector:
         notes += _find_endings(experiment)
+    elif options.out is not None:
+        notes += write_copies(experiment, options.out, options.force, stack)
     absent = experiment.missing(SPLITS)
     if absent and (options.data_root is not None or places):
         cause = f'no other layout was found: {reason}' if reason else 'no options such as --val-ann name others'
@@ -278,19 +279,16 @@ def _content_of(root: Path) -> str:
     return f'it has {folders or "no folders"}, {endings_in(root)}'
 
 
-@contextlib.contextmanager
-def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iterator[dict[str, str]]:
-    """Split training data, found or given in ``places``, at random, and yield the places of both parts.
+def split_data(places: Mapping[str, str], options: Options, reason: str, stack: contextlib.ExitStack) -> dict[str, str]:
+    """Split training data, found or given in ``places``, at random, and return the places of both parts.
 
     The split is always the same. Two files beside the config, ``options.out``, name the images of each part, with their
-    annotations for detection, numbered from 1 if any number could not be evaluated. They are removed again if the block
+    annotations for detection, numbered from 1 if any number could not be evaluated. ``stack`` removes them if its block
     raises. ``reason`` says why no places were found.
     """
     if options.out is None:
         raise ValueError('--val-share needs --out, beside which it writes the images of each part')
-    share = checks.number('--val-share', options.val_share)
-    if not 0 < share < 1:
-        raise ValueError(f'--val-share must be between 0 and 1, got {share}')
+    share = share_of(options.val_share)
     root = Path(options.data_root or '')
     if 'train_images' not in places or any(name.startswith('val') for name in places):
         raise ValueError(
@@ -298,60 +296,16 @@ def split_data(places: Mapping[str, str], options: Options, reason: str) -> Iter
             'layout that --data-root finds or with --train-images and --train-ann or --train-masks'
         )
     paths = {name: _resolved(root, place) for name, place in places.items()}
+    folder = paths['train_images']
     if 'train_masks' in paths:
-        folder = paths['train_images']
         ending = image_endings(folder).most_common()[0][0]
-        names = _names_below(folder, ending)
-        train_names, val_names = _halves(names, share)
-        texts = {
-            options.out.with_suffix('.train.txt'): ''.join(f'{name}\n' for name in train_names),
-            options.out.with_suffix('.val.txt'): ''.join(f'{name}\n' for name in val_names),
-        }
+        texts = split_names(_names_below(folder, ending), share, options.val_group, options.out)
     else:
-        content = read_coco(paths['train_ann'])
-        content[SPLIT_OF] = str(paths['train_ann'].resolve())
-        train_images, val_images = _halves(content['images'], share)
-        val_ids = {image['id'] for image in val_images}
-        annotations = content.get('annotations') or []
-        ids = [one['id'] for one in annotations]
-        # Programs that number from 0, or with text: COCO's evaluation takes 0 for 'no match', and needs whole numbers.
-        are_positive = all(type(number) is int and number > 0 for number in ids)
-        if not are_positive or len(set(ids)) < len(ids):
-            annotations = [{**one, 'id': number} for number, one in enumerate(annotations, 1)]
-        # Annotations of no image stay in the training part, where they are found.
-        of_train = [one for one in annotations if one['image_id'] not in val_ids]
-        of_val = [one for one in annotations if one['image_id'] in val_ids]
-        train = {**content, 'images': train_images, 'annotations': of_train}
-        val = {**content, 'images': val_images, 'annotations': of_val}
-        texts = {
-            options.out.with_suffix('.train.json'): json.dumps(train),
-            options.out.with_suffix('.val.json'): json.dumps(val),
-        }
-    for path in texts:
-        check_destination(path, options.force)
-    try:
-        for path, text in texts.items():
-            write_text(path, text)
-        train_file, val_file = (str(path.resolve()) for path in texts)
-        same = {name.replace('train', 'val'): place for name, place in places.items()}
-        yield {**places, **same, 'train_ann': train_file, 'val_ann': val_file}
-    except BaseException:
-        for path in texts:
-            remove(path)
-        raise
-
-
-def _halves(images: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:
-    """Return images for training, and a random share of them for validation, both in their order."""
-    count = len(images)
-    size = max(1, round(share * count))
-    if size >= count:
-        raise ValueError(f'--val-share {share} of {count} images leaves none for training')
-    order = np.random.default_rng(0).permutation(count)
-    drawn = set(order[:size].tolist())
-    train = [image for index, image in enumerate(images) if index not in drawn]
-    val = [image for index, image in enumerate(images) if index in drawn]
-    return train, val
+        texts = split_annotations(paths['train_ann'], str(folder), share, options.val_group, options.out)
+    write_beside(texts, options.force, stack)
+    train_file, val_file = (str(path.resolve()) for path in texts)
+    same = {name.replace('train', 'val'): place for name, place in places.items()}
+    return {**places, **same, 'train_ann': train_file, 'val_ann': val_file}
 
 
 def replace_root(experiment: Experiment, data_root: str, splits: Sequence[str] = SPLITS) -> None:

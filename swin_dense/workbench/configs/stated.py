@@ -307,6 +307,12 @@ def read_coco(name: str | os.PathLike[str], backend_args: Any = None) -> Any:
     return content
 
 
+def encoding_of(name: str | os.PathLike[str]) -> str:
+    """Return the encoding of a local file of JSON, as Python's own decoder detects it by the first bytes."""
+    with open(name, 'rb') as file:
+        return json.detect_encoding(file.read(4))
+
+
 def check_numbers(name: str, content: Any, with_masks: bool) -> None:
     """Raise ValueError for numbers that pycocotools would believe: it crashes or does not return for some of them.
 
