@@ -25,7 +25,7 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window
 
 from swin_dense import runtime
-from swin_dense.utils.atomic import write_text, written_whole
+from swin_dense.utils.atomic import atomic_path, write_text
 
 TILE, OVERLAP = 896, 224  # in pixels
 
@@ -37,7 +37,7 @@ def map_classes(model: Any, scene: str, out: str) -> None:
     """
     dtype = np.min_scalar_type(len(model.classes))
     no_data = np.iinfo(dtype).max
-    with written_whole(Path(out)) as unfinished, rasterio.open(scene) as image:
+    with atomic_path(Path(out)) as unfinished, rasterio.open(scene) as image:
         whole = Window(0, 0, image.width, image.height)
         bands = range(image.count) if model.bands is None else model.bands
         place = {'crs': image.crs, 'transform': image.transform}

@@ -11,7 +11,7 @@ from swin_dense.checkpoint.convert import convert
 from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import load_weights
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
-from swin_dense.models.options import Options
+from swin_dense.models.options import BackboneOptions
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
 
@@ -26,7 +26,7 @@ def create_backbone(
     checkpoint: Checkpoint | None = None,
     *,
     prefix: str | None = None,
-    **backbone_options: Unpack[Options],
+    **backbone_options: Unpack[BackboneOptions],
 ) -> SwinBackbone:
     """Build a backbone, and load a checkpoint if one is given, ready for inference.
 

@@ -41,7 +41,7 @@ def test_text_files_have_an_encoding_and_modules_exist_everywhere(path):
 def test_files_are_written_without_what_only_some_systems_have(tmp_path, monkeypatch):
     for name in GUARDED:
         monkeypatch.delattr(os, name, raising=False)
-    with atomic.written_whole(tmp_path / 'file') as unfinished:
+    with atomic.atomic_path(tmp_path / 'file') as unfinished:
         unfinished.write_bytes(b'1')
         atomic.reserve(unfinished, 9)
     assert [path.name for path in tmp_path.iterdir()] == ['file']

@@ -49,14 +49,14 @@ class Detector:
 
     def instance(self, pixels, mask):
         """Score a part of an object higher than the whole, which must replace it nevertheless."""
-        from swin_dense.workbench.runtime.masks import run_lengths  # which the core lacks
+        from swin_dense.workbench.runtime.masks import encode_rle  # which the core lacks
 
         rows, columns = mask.nonzero()
         return {
             'box': [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1],
             'score': 0.9 - mask.sum() / 1e4,
             'label': int(pixels[rows[0], columns[0], 0]) - 1,
-            'mask': run_lengths(mask),
+            'mask': encode_rle(mask),
         }
 
 

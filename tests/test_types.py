@@ -6,7 +6,7 @@ import pytest
 
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from swin_dense.features.pyramid import PyramidOptions
-from swin_dense.models.options import Options
+from swin_dense.models.options import BackboneOptions
 from tests.conftest import ROOT, needs
 from tests.processes import python
 
@@ -50,5 +50,5 @@ def test_the_declared_options_are_those_of_the_functions():
         parameters = inspect.signature(function).parameters.values()
         return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
 
-    assert Options.__annotations__.keys() == keywords(SwinBackbone) | keywords(SwinV2Backbone)
+    assert BackboneOptions.__annotations__.keys() == keywords(SwinBackbone) | keywords(SwinV2Backbone)
     assert PyramidOptions.__annotations__.keys() == keywords(extract_pyramid)

@@ -194,11 +194,11 @@ def annotation(instance: Instance, image_id: int, id_: int) -> dict:
         'area': int(mask.sum()),
         'iscrowd': int(instance.is_crowd),
         # Polygons cannot have holes, and COCO encodes crowds as run lengths.
-        'segmentation': run_lengths(mask) if instance.is_crowd or has_hole else polygons(mask),
+        'segmentation': encode_rle(mask) if instance.is_crowd or has_hole else polygons(mask),
     }
 
 
-def run_lengths(mask: np.ndarray) -> dict:
+def encode_rle(mask: np.ndarray) -> dict:
     """Return COCO's uncompressed run-length encoding: alternating runs of 0 and 1, column by column."""
     flat = mask.flatten(order='F')
     changes = np.flatnonzero(np.diff(flat)) + 1

@@ -185,7 +185,7 @@ def _metadata(config: Config, package: str, trained_on: str) -> dict[str, Any]:
     return {
         'Task': _task(config),
         'Training Data': trained_on
-        or ', '.join(dict.fromkeys(_data(data.entry) for data in Experiment(config).of(['train']))),
+        or ', '.join(dict.fromkeys(_data(data.entry) for data in Experiment(config).datasets_of(['train']))),
         **({'Batch Size': scale} if scale else {}),
         **({'Epochs': loop.max_epochs} if by_epoch else {'Iterations': loop.max_iters}),
         'Backbone': arch,

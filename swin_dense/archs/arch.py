@@ -63,7 +63,7 @@ _PREFIX = re.compile(r'swin(?P<v2>[_-]?v2)?[_-]')
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Split a model name into its family, 'swin', 'swinv2' or None, and the rest: ('swin', 't') for 'swin_t'."""
+    """Split a model name into its network, 'swin', 'swinv2' or None, and the rest: ('swin', 't') for 'swin_t'."""
     name = name.lower()
     prefix = _PREFIX.match(name)
     if prefix is None:
@@ -80,13 +80,13 @@ def network_of(name: Any) -> str | None:
 _CHECKPOINT_NAME = re.compile(rf'({"|".join(ALIASES)})_(?:patch4_)?window(\d+)')
 
 
-def arch_letter(name: str, family: str = 'swin') -> str:
+def arch_letter(name: str, network: str = 'swin') -> str:
     """Return the letter of a named architecture: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
 
-    Raises ValueError if the name is unknown, or has the prefix of another family than 'swin' or 'swinv2'.
+    Raises ValueError if the name is unknown, or has the prefix of another network than 'swin' or 'swinv2'.
     """
     named, short = split_name(name)
-    if named not in (None, family):
+    if named not in (None, network):
         other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
         raise ValueError(
             f'arch={name!r} belongs to {other[str(named)]}; build that class, or remove {named!r} from the name'
@@ -100,7 +100,7 @@ def arch_letter(name: str, family: str = 'swin') -> str:
             f'{published()[name].arch!r}'
         )
     if match := _CHECKPOINT_NAME.match(short):
-        arch = f'{named or family}_{match[1][0]}'
+        arch = f'{named or network}_{match[1][0]}'
         raise ValueError(
             f'{name!r} is a checkpoint name of timm or the authors; the architecture is {arch!r} with '
             f'window_size={int(match[2])}, and checkpoint= loads the weights'
@@ -110,10 +110,10 @@ def arch_letter(name: str, family: str = 'swin') -> str:
     advice = checks.closest(short, names) or checks.closest(name, whole)
     if '.' in name:  # names of published weights have a dot
         advice = checks.closest(name, published())
-    raise ValueError(f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}{advice}")
+    raise ValueError(f"arch must be one of {names}, with or without '{network}_' in front, got {name!r}{advice}")
 
 
-def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:
+def resolve_arch(arch: str | Mapping[str, Any] | Arch, network: str = 'swin') -> Arch:
     """Return the architecture for a name, as of :func:`arch_letter`, or a mapping with the fields of :class:`Arch`.
 
     Raises ValueError if the name is unknown or the values do not fit together, TypeError for another type.
@@ -121,7 +121,7 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
     if isinstance(arch, Arch):
         return arch
     if isinstance(arch, str):
-        return ARCHS[arch_letter(arch, family)]
+        return ARCHS[arch_letter(arch, network)]
     if isinstance(arch, Mapping):
         expected = [field.name for field in fields(Arch)]
         if sorted(arch) != sorted(expected):

@@ -15,7 +15,7 @@ _FILE = re.compile(r'.*[/\\].*|.*\.(pth|pt|pth\.tar|bin|pkl|ckpt|safetensors|jso
 
 
 @dataclass(frozen=True)
-class Weights:
+class PublishedFile:
     """A published file of the weights of a Swin."""
 
     name: str  # the architecture, a dot, and what it was trained on
@@ -35,13 +35,13 @@ class Weights:
 
 
 @functools.cache
-def published() -> Mapping[str, Weights]:
+def published() -> Mapping[str, PublishedFile]:
     """Return all published weights by name."""
     groups = json.loads(Path(__file__).with_name('weights.json').read_text(encoding='utf-8'))
     found = {}
     for group in groups:
         files = group.pop('weights')
-        found.update({name: Weights(name=name, **group, **file) for name, file in files.items()})
+        found.update({name: PublishedFile(name=name, **group, **file) for name, file in files.items()})
     return found
 
 

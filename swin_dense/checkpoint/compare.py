@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.convert import TABLE, Weights
+from swin_dense.checkpoint.convert import TABLE, ConvertedBackbone
 from swin_dense.checkpoint.families import is_standard, plain_name
 from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
-from swin_dense.checkpoint.report import Report, differences, misfit, of_other_version
+from swin_dense.checkpoint.report import Report, misfit, of_other_version, option_conflicts
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -109,7 +109,7 @@ def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def compare(
-    weights: Weights, target: Target, allow_partial: bool = False, final_norm: bool = False
+    weights: ConvertedBackbone, target: Target, allow_partial: bool = False, final_norm: bool = False
 ) -> tuple[dict[str, Tensor], Report]:
     """Return the tensors to load, with the names and shapes of the model, and the report, or raise CheckpointError.
 
@@ -165,12 +165,12 @@ def compare(
         report.notes.append(_CLASSIFIER_CLAMPS)
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
-        causes = differences(options_of(weights.shapes), wanted)
+        causes = option_conflicts(options_of(weights.shapes), wanted)
         raise misfit(report, nearly(weights, target.names), causes, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
-def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, str]:
+def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor | None, str]:
     """Return the tensor for a parameter, and how it was resized, if it was; or None, and why there is none."""
     parameter, shape = weights.parameters[name], target.shapes[name]
     tensor = parameter.tensor
@@ -180,7 +180,7 @@ def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, st
         return None, 'without values in the checkpoint (device meta)'
     if not tensor.is_floating_point() and name not in target.added:
         return None, f'{tensor.dtype} in the checkpoint, floating point in the model'
-    new: Pair | None = None
+    new: Size | None = None
     if name.endswith(TABLE) and (stage := STAGE.match(name)):
         new = target.backbone.windows[int(stage[1])]
     elif name == 'absolute_pos_embed':
@@ -204,7 +204,7 @@ def _fit(name: str, weights: Weights, target: Target) -> tuple[Tensor | None, st
     return None, why
 
 
-def check_windows(described: str, weights: Weights, target: Target, allow_partial: bool = False) -> list[str]:
+def check_windows(described: str, weights: ConvertedBackbone, target: Target, allow_partial: bool = False) -> list[str]:
     """Raise a CheckpointError if windows would change the maps, as far as the checkpoint has them; return doubts.
 
     Tables of V1 are resized, unless windows differ per stage. A V2 needs those that it was trained with. With
@@ -250,7 +250,7 @@ def check_windows(described: str, weights: Weights, target: Target, allow_partia
     return []
 
 
-def _with_final_norm(weights: Weights, target: Target) -> Weights:
+def _with_final_norm(weights: ConvertedBackbone, target: Target) -> ConvertedBackbone:
     """Return weights whose final norm, of a classifier, is the output norm of the last stage."""
     stages = [int(match[1]) for match in map(STAGE.match, weights.parameters) if match]
     last = f'norm{max(stages, default=0)}'
@@ -264,7 +264,7 @@ def _with_final_norm(weights: Weights, target: Target) -> Weights:
     return replace(weights, parameters=parameters)
 
 
-def _is_new(name: str, weights: Weights, target: Target) -> bool:
+def _is_new(name: str, weights: ConvertedBackbone, target: Target) -> bool:
     """Return whether a missing parameter is an output norm or not part of a Swin, so that its absence is no error."""
     norm = OUT_NORM.fullmatch(name)
     if norm is None or target.is_classifier:

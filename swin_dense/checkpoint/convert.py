@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, Value, choose, outside, plain_name
 from swin_dense.checkpoint.resize import offsets, window_of_index, windows_of_coordinates
 from swin_dense.checkpoint.unpickler import StandIn
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils.checks import shortened
 from swin_dense.utils.errors import CheckpointError
 
@@ -44,12 +44,12 @@ class Parameter:
     keys: tuple[str, ...]  # in the checkpoint; several if it stores the parameter in parts
     tensor: Tensor | None  # in our layout
     unusable: str = ''  # why there is no tensor
-    size: Pair | None = None  # (height, width): the window of a table, the grid of the absolute position embedding
+    size: Size | None = None  # (height, width): the window of a table, the grid of the absolute position embedding
     size_is_known: bool = False  # rather than taken to be square
 
 
 @dataclass(frozen=True)
-class Weights:
+class ConvertedBackbone:
     """The backbone of a checkpoint."""
 
     described: str  # the name of the checkpoint in messages
@@ -57,8 +57,8 @@ class Weights:
     label: str  # the name of the family in reports
     prefix: str  # of the backbone's keys in the checkpoint
     parameters: Mapping[str, Parameter]  # by our names; those that no Swin has keep their names
-    windows: Mapping[int, Pair]  # by stage, if known: of tables, or of the buffers beside V2's position networks
-    trained_windows: Mapping[int, Pair]  # by stage, if known: with which V2's position networks were trained
+    windows: Mapping[int, Size]  # by stage, if known: of tables, or of the buffers beside V2's position networks
+    trained_windows: Mapping[int, Size]  # by stage, if known: with which V2's position networks were trained
     left_out: Mapping[str, str]  # why keys are skipped on purpose
     is_transposed: bool  # linear weights were (inputs, outputs)
 
@@ -110,8 +110,8 @@ def convert(
     described: str,
     prefix: str | None = None,
     ema: bool = False,
-    window_size: Pair | None = None,
-) -> Weights:
+    window_size: Size | None = None,
+) -> ConvertedBackbone:
     """Find the backbone in nested dicts of tensors, and convert it; see :func:`swin_dense.load_checkpoint`.
 
     ``described`` is the name of the checkpoint in messages. ``window_size`` is (height, width) in tokens.
@@ -140,8 +140,8 @@ def convert(
     whole = {name: parts[0] for name, parts in parts_of.items() if len(parts) == 1 and not unusable[name]}
     is_transposed = _is_transposed(whole, described)
     parameters: dict[str, Parameter] = {}
-    windows: dict[int, Pair] = {}
-    trained_windows: dict[int, Pair] = {}
+    windows: dict[int, Size] = {}
+    trained_windows: dict[int, Size] = {}
     left_out: dict[str, str] = {}
     for name, parts in parts_of.items():
         stored = tuple(keys_of[name].values())
@@ -174,7 +174,9 @@ def convert(
             parameters[inner] = Parameter((key,), None if why else value, why)
     if family.joined_bias:
         _split_biases(parameters)
-    return Weights(described, family, label, prefix, parameters, windows, trained_windows, left_out, is_transposed)
+    return ConvertedBackbone(
+        described, family, label, prefix, parameters, windows, trained_windows, left_out, is_transposed
+    )
 
 
 def _why_unusable(parts: list[Any], expected: int = 1) -> str:
@@ -225,8 +227,8 @@ def _is_transposed(tensors: Mapping[Name, Tensor], described: str) -> bool:
 
 
 def _size_of(
-    name: Name, key: str, tensor: Tensor, values: Mapping[str, Any], window_size: Pair | None
-) -> tuple[Pair | None, bool]:
+    name: Name, key: str, tensor: Tensor, values: Mapping[str, Any], window_size: Size | None
+) -> tuple[Size | None, bool]:
     """Return the window of a table, or the grid of the absolute position embedding, and whether the checkpoint says it.
 
     If their number of rows is all that it says, they are taken to be square.

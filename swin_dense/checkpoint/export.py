@@ -15,7 +15,7 @@ from swin_dense.checkpoint.families import ALL, COORDINATES, MMDET
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import relative_position_bias
 from swin_dense.utils import checks, packages
-from swin_dense.utils.atomic import check_destination, write_tensors, written_whole
+from swin_dense.utils.atomic import atomic_path, check_destination, write_tensors
 from swin_dense.utils.choices import FAMILIES
 
 # For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
@@ -104,7 +104,7 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -
         write_tensors(path, checkpoint)
         return path
     # Given a path, torch would store the temporary name in the file.
-    with written_whole(path) as unfinished, unfinished.open('wb') as file:
+    with atomic_path(path) as unfinished, unfinished.open('wb') as file:
         try:
             torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:  # torch's own writer raises the latter on a full disk

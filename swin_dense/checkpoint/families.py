@@ -14,9 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swin_dense.checkpoint.report import listed
 from swin_dense.checkpoint.unpickler import StandIn
-from swin_dense.utils.checks import shortened
+from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.choices import FAMILIES
 from swin_dense.utils.errors import CheckpointError
 from swin_dense.utils.names import unwrapped
@@ -328,7 +327,7 @@ def choose(
     if len(chosen) == 1:
         scheme, prefix = chosen[0]
         return *_family_of(scheme, found[chosen[0]], prefix, names), prefix
-    shown = listed(sorted({repr(shortened(start)) for _, start in chosen or candidates}))
+    shown = first_few(sorted({repr(shortened(start)) for _, start in chosen or candidates}))
     if chosen:
         why = f'the checkpoint contains several backbones, under {shown}; choose one with prefix='
     elif prefix is not None:
@@ -378,9 +377,9 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
             "torch.save(model.state_dict(), 'weights.pth'). Only if you trust the author of the file, load it with "
             'load_checkpoint(..., trust=True)'
         )
-    kinds = listed(sorted({value.kind for value in objects.values()}))
+    kinds = first_few(sorted({value.kind for value in objects.values()}))
     ignored = f' and objects of {kinds}, which are not read' if objects else ''
     return CheckpointError(
         f'{described}: no parameters of a Swin Transformer were found; the checkpoint contains '
-        f'{listed(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(FAMILIES)}'
+        f'{first_few(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(FAMILIES)}'
     )

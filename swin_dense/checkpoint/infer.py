@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
-from swin_dense.checkpoint.convert import Weights
+from swin_dense.checkpoint.convert import ConvertedBackbone
 from swin_dense.checkpoint.families import OURS_V2, is_standard
-from swin_dense.checkpoint.report import listed
-from swin_dense.ops.windows import Pair
-from swin_dense.utils.checks import shortened
+from swin_dense.ops.windows import Size
+from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
 
 # By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
@@ -100,7 +99,7 @@ def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:
 _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
-def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
+def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
     These are ``given``, from the user; ``arch`` (a letter or a dict); the options that parameter shapes determine; and,
@@ -154,7 +153,7 @@ def infer_options(weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**inferred, **given}
 
 
-def nearly(weights: Weights, own: Collection[str] = ()) -> str:
+def nearly(weights: ConvertedBackbone, own: Collection[str] = ()) -> str:
     """Return what a checkpoint is and what to do, if it is nearly a Swin; otherwise an empty string.
 
     ``own`` are the names of the parameters of a model, which may have those of LoRA, say.
@@ -173,12 +172,12 @@ def nearly(weights: Weights, own: Collection[str] = ()) -> str:
     return ''
 
 
-def pretrained_sides(trained: Sequence[Pair | None]) -> tuple[int, ...]:
+def pretrained_sides(trained: Sequence[Size | None]) -> tuple[int, ...]:
     """Return ``pretrained_window_size``: 0, which is the model's window, where a window is oblong or unknown."""
     return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
 
 
-def _why_unknown(weights: Weights) -> str:
+def _why_unknown(weights: ConvertedBackbone) -> str:
     """Return why the size of a Swin does not follow from its parameters: what it is, or which ones are missing."""
     if other := nearly(weights):
         return other
@@ -191,7 +190,7 @@ def _why_unknown(weights: Weights) -> str:
     missing = [name for name in missing if name not in weights.tensors]
     if missing:
         extra = [name for name in weights.parameters if not is_standard(name)]
-        beside = f', and has {listed(extra)}, which no Swin has' if extra else ''
-        return f'It lacks {listed(missing)}{beside}.'
+        beside = f', and has {first_few(extra)}, which no Swin has' if extra else ''
+        return f'It lacks {first_few(missing)}{beside}.'
     shapes = [f'{name} is {shape}' for name, shape in weights.shapes.items() if name.endswith('qkv.weight')]
-    return f'The channels of its stages do not double: {listed(shapes)}.'
+    return f'The channels of its stages do not double: {first_few(shapes)}.'

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.compare import Target, check_windows, compare, state_of
-from swin_dense.checkpoint.convert import Weights, convert
+from swin_dense.checkpoint.convert import ConvertedBackbone, convert
 from swin_dense.checkpoint.families import COORDINATES, TORCHVISION_V2
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
 from swin_dense.checkpoint.report import Report
@@ -98,7 +98,7 @@ def load_checkpoint(
 
 
 def load_weights(
-    weights: Weights,
+    weights: ConvertedBackbone,
     target: Target,
     allow_partial: bool = False,
     final_norm: bool = False,

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from swin_dense.archs.weights import place_of, suggestion
-from swin_dense.checkpoint.report import listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
-from swin_dense.utils.addresses import is_address, shown
-from swin_dense.utils.checks import shortened
+from swin_dense.utils.addresses import is_address, without_secrets
+from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
 from swin_dense.utils.fetch import INDEX, USUAL_NAMES, check_suffix, local_file, shards_of
 
@@ -35,7 +34,7 @@ def read_checkpoint(source: Checkpoint, trust: bool = False) -> tuple[Mapping[An
     place = place_of(source) if isinstance(source, str) else source
     if is_address(place):
         with local_file(str(place)) as path:
-            return read_file(path, trust), shown(place)
+            return read_file(path, trust), without_secrets(place)
     return read_file(Path(source), trust), os.fspath(source)
 
 
@@ -103,7 +102,7 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
         absent = [key for key in keys if key not in held]
         if absent:
             raise CheckpointError(
-                f'{name} lacks {listed(absent)}, which {index} lists for it; download the folder again'
+                f'{name} lacks {first_few(absent)}, which {index} lists for it; download the folder again'
             )
         tensors.update((key, held[key]) for key in keys)
     return tensors

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
-from swin_dense.utils.checks import shortened
+from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
 
-_LISTED = 4  # names in a message
 _LOAD_WHAT_FITS = (
     'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
@@ -55,29 +54,22 @@ class Report:
         lines = [f'Loaded {len(self.loaded)} parameters of the backbone from {self.source}']
         lines.append(f'  family: {self.family}{where}, Swin V{self.version}')
         lines += [f'  resized {names}: {how}' for how, names in _grouped(self.resized)]
-        lines += [f'  new, as the checkpoint cannot have them: {listed(self.new)}'] if self.new else []
+        lines += [f'  new, as the checkpoint cannot have them: {first_few(self.new)}'] if self.new else []
         lines += [f'  wrong shape or kind, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
         lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
-        lines += [f'  missing, not loaded: {listed(self._absent)}'] if self._absent else []
+        lines += [f'  missing, not loaded: {first_few(self._absent)}'] if self._absent else []
         lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
-        lines += [f'  unexpected, ignored: {listed(self.unexpected)}'] if self.unexpected else []
+        lines += [f'  unexpected, ignored: {first_few(self.unexpected)}'] if self.unexpected else []
         lines += [f'  note: {note}' for note in self.notes]
         lines += [f'  warning: {doubt}' for doubt in self.doubts]
         return '\n'.join(lines)
-
-
-def listed(names: Iterable[str], separator: str = ', ') -> str:
-    """Return the first names and, if there are more, the total number."""
-    names = list(names)
-    more = f'{separator}... ({len(names)} in all)' if len(names) > _LISTED else ''
-    return separator.join(map(shortened, names[:_LISTED])) + more
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
-    return [(reason, listed(names)) for reason, names in groups.items()]
+    return [(reason, first_few(names)) for reason, names in groups.items()]
 
 
 def misfit(report: Report, other: str, causes: Sequence[str], excess: Sequence[str] = ()) -> CheckpointError:
@@ -89,18 +81,18 @@ def misfit(report: Report, other: str, causes: Sequence[str], excess: Sequence[s
     lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
     lines += [other] if other else causes
     if report._absent:
-        lines.append(f'Missing in the checkpoint: {listed(report._absent)}.')
+        lines.append(f'Missing in the checkpoint: {first_few(report._absent)}.')
     if report.mismatched:
         wrong_shapes = [f'{name} is {how}' for name, how in report.mismatched.items()]
-        lines.append(f'Wrong shape or kind: {listed(wrong_shapes, separator="; ")}.')
+        lines.append(f'Wrong shape or kind: {first_few(wrong_shapes, separator="; ")}.')
     if report.damaged:
         values = [f'{name}: {how}' for name, how in report.damaged.items()]
         lines.append(
-            f'Damaged: {listed(values, separator="; ")}. The training diverged, or the values overflowed in a '
+            f'Damaged: {first_few(values, separator="; ")}. The training diverged, or the values overflowed in a '
             'conversion to a smaller type; use an earlier checkpoint.'
         )
     if excess:
-        lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
+        lines.append(f'In the checkpoint, but not in the model: {first_few(excess)}.')
     if (report.missing or excess) and not other:  # of what is nearly a Swin, what fits is of no use without the rest
         lines.append(_LOAD_WHAT_FITS)
     return CheckpointError('\n  '.join(lines))
@@ -119,7 +111,7 @@ def of_other_version(network: str, given: Mapping[str, Any]) -> str:
     return f'It is a {kind}{by_name}.'
 
 
-def differences(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def option_conflicts(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return one line for each difference between the options of a checkpoint and those of the model."""
     lines = []
     # The model may end at an earlier stage on purpose.

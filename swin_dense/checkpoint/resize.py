@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from swin_dense.ops.layout import resize_position
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 
 # Beyond these, a coordinate buffer is damaged. The outermost coordinate is 1.06 if the window is that of the training.
 _LARGEST_COORDINATE = 100
 _LARGEST_WINDOW = 1 << 16
 
 
-def window_of_index(index: Tensor, length: int) -> Pair | None:
+def window_of_index(index: Tensor, length: int) -> Size | None:
     """Return the window of a ``relative_position_index`` buffer, T x T entries, for a table of ``length`` rows."""
     tokens = math.isqrt(index.numel())
     index = index.reshape(-1)
@@ -28,7 +28,7 @@ def window_of_index(index: Tensor, length: int) -> Pair | None:
     return None
 
 
-def windows_of_coordinates(coordinates: Tensor) -> tuple[Pair | None, Pair | None]:
+def windows_of_coordinates(coordinates: Tensor) -> tuple[Size | None, Size | None]:
     """Return the window of a ``relative_coords_table`` buffer of V2, and that of the training, to which it is scaled.
 
     The buffer is (1, 2 * window height - 1, 2 * window width - 1, 2). None is a window that it does not determine.
@@ -47,12 +47,12 @@ def windows_of_coordinates(coordinates: Tensor) -> tuple[Pair | None, Pair | Non
     return (height, width), (trained[0], trained[1])
 
 
-def offsets(window: Pair) -> Pair:
+def offsets(window: Size) -> Size:
     """Return the number of relative offsets in a window, (rows, columns) of its bias table."""
     return 2 * window[0] - 1, 2 * window[1] - 1
 
 
-def resize_table(table: Tensor, old: Pair, new: Pair) -> Tensor:
+def resize_table(table: Tensor, old: Size, new: Size) -> Tensor:
     """Interpolate a bias table ((2 * height - 1) * (2 * width - 1), A) from one window to another, in tokens."""
     resized = resize_position(table[None], offsets(old), offsets(new))
     return resized[0].flatten(0, 1).contiguous().to(table.dtype)

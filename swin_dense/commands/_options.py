@@ -17,7 +17,7 @@ from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
 
 
-class Pair(argparse.Action):
+class HeightWidthAction(argparse.Action):
     """Store one or two numbers as (height, width)."""
 
     def __call__(
@@ -89,7 +89,7 @@ def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, 
 
 
 def _add_pair(parser: argparse._ActionsContainer, option: str, default: tuple[int, int] | None, help: str) -> None:
-    parser.add_argument(option, nargs='+', type=int, action=Pair, default=default, metavar='N', help=help)
+    parser.add_argument(option, nargs='+', type=int, action=HeightWidthAction, default=default, metavar='N', help=help)
 
 
 def add_device(parser: argparse._ActionsContainer, default: str | None = None) -> None:

@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> int:
     # These import torch, which --help does not need.
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment, framework_of
-    from swin_dense.workbench.configs.own_data import Options, adapt
+    from swin_dense.workbench.configs.own_data import OwnDataOptions, adapt
     from swin_dense.workbench.configs.schedule import described_schedule, notes_on_schedule, shorten_warm_up
 
     experiment = Experiment(config)
     framework_of(config)
-    options = Options(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Options)})
+    options = OwnDataOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(OwnDataOptions)})
     with contextlib.ExitStack() as stack:  # removes the files of a split if the config cannot be written
         notes = adapt(experiment, options, stack)
         notes += check_data(experiment, experiment.present(), args.check_images)

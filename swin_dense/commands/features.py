@@ -28,7 +28,7 @@ from swin_dense.commands._options import (
 )
 from swin_dense.images.listing import list_images
 from swin_dense.utils import checks, packages
-from swin_dense.utils.atomic import alone, check_folder
+from swin_dense.utils.atomic import check_folder, exclusive_lock
 from swin_dense.utils.choices import POOLINGS
 from swin_dense.utils.signals import stop_signals
 
@@ -124,7 +124,10 @@ def run(args: argparse.Namespace) -> int:
     for reason in unread:
         tqdm.write(f'skipped: {reason}', file=sys.stderr)
     busy = f'another extraction is writing to {args.out}; wait for it, or choose another folder'
-    with alone(args.out / '.lock', busy), contextlib.closing(FeatureFolder(args.out, settings, images)) as folder:
+    with (
+        exclusive_lock(args.out / '.lock', busy),
+        contextlib.closing(FeatureFolder(args.out, settings, images)) as folder,
+    ):
         missing = [Item(path, path) for path in images if path not in folder.finished]
         with stop_signals() as received, contextlib.closing(runner.run(iter(missing))) as found:
             for item, size, levels in tqdm(found, total=len(missing), unit='image'):

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError('--resume keeps results and --force replaces them; leave one of them out')
     model, places = _model_and_images(args)
     images, unread = _found_images(places, args.out)
-    from swin_dense.workbench.runtime.clock import Clock  # imports numpy, which --help does not need
     from swin_dense.workbench.runtime.folder import ResultFolder
+    from swin_dense.workbench.runtime.stopwatch import Stopwatch  # imports numpy, which --help does not need
 
     check_folder(args.out)
     folder = ResultFolder(args.out, args.resume, args.force)
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             if received:
                 return 128 + received[0]
             folder.clear(name)
-            clock = Clock()
+            clock = Stopwatch()
             try:
                 folder.write(image, name, predictor.predict(image, clock))
             except Exception as error:  # the runtimes and frameworks raise exceptions of any type

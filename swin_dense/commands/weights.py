@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from swin_dense.archs.weights import Weights, published
+from swin_dense.archs.weights import PublishedFile, published
 from swin_dense.utils import checks
 
 GROUP = 'backbones'
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(one: Weights) -> tuple[str, ...]:
+def _row(one: PublishedFile) -> tuple[str, ...]:
     image, classes = str(one.img_size or ''), str(one.classes or 'none')
     return one.name, image, str(one.window_size), classes, one.normalization, one.publisher
 

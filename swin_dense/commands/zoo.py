@@ -11,7 +11,7 @@ import argparse
 
 from swin_dense.utils import checks
 from swin_dense.workbench.recipes.files import recipe_names, recipe_root
-from swin_dense.workbench.recipes.zoo import FOLDERS, chosen, plain, read_zoo
+from swin_dense.workbench.recipes.zoo import FOLDERS, matching_recipes, plain, read_zoo
 
 GROUP = 'models'
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     root = recipe_root()
     all_recipes = [recipe for folder in FOLDERS for recipe in read_zoo(root, folder)]
-    recipes = chosen(all_recipes, args.words)
+    recipes = matching_recipes(all_recipes, args.words)
     if recipes:
         print(plain(recipes, args.weights))
         return 0

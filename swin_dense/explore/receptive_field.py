@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ReceptiveField:
     columns: Tensor  # (W, 2), likewise
 
 
-def token_receptive_fields(backbone: SwinBackbone, image_size: Pair) -> list[list[ReceptiveField]]:
+def token_receptive_fields(backbone: SwinBackbone, image_size: Size) -> list[list[ReceptiveField]]:
     """Return the receptive fields of the tokens after every block of every stage, for an image of (height, width)."""
     pixels = [torch.arange(side)[:, None] + torch.tensor([0, 1]) for side in image_size]
     rows, columns = (_joined(spans, backbone.strides[0], backbone.strides[0]) for spans in pixels)

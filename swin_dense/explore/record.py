@@ -19,7 +19,7 @@ from swin_dense.images.normalization import Normalization
 from swin_dense.images.reading import scale
 from swin_dense.models.attention import ShiftedWindowAttention
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.ops.windows import Pair, window_grid
+from swin_dense.ops.windows import Size, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
 PAPER_EXAMPLE = {'side': 112, 'window': 7, 'channels': 128}
@@ -33,8 +33,8 @@ class Attention:
     k: Tensor  # (H, W, A, D), keys
     pad_k: Tensor  # (A, D), the key of a padding token
     bias: Tensor  # (A, 2 * window height - 1, 2 * window width - 1), by query position minus key position, ascending
-    window: Pair
-    shift: Pair
+    window: Size
+    shift: Size
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Stage:
     """One stage: ``stride`` in pixels per token, ``size`` (height, width) in tokens, and its blocks."""
 
     stride: int
-    size: Pair
+    size: Size
     channels: int
     blocks: list[Attention]
     receptive_fields: list[ReceptiveField]
@@ -102,7 +102,7 @@ def msa_flops(height: int, width: int, channels: int) -> int:
     return 4 * tokens * channels**2 + 2 * tokens**2 * channels
 
 
-def window_msa_flops(height: int, width: int, channels: int, window: Pair) -> int:
+def window_msa_flops(height: int, width: int, channels: int, window: Size) -> int:
     """Return the FLOPs of window attention on a map of whole windows: 4 h w C^2 + 2 M^2 h w C."""
     tokens = height * width
     return 4 * tokens * channels**2 + 2 * window[0] * window[1] * tokens * channels
@@ -168,7 +168,7 @@ def _costs(stages: list[Stage]) -> list[dict[str, Any]]:
     return series
 
 
-def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> dict[str, Any]:
+def _series(name: str | int, window: Size, channels: int, maps: list[Size], start: int) -> dict[str, Any]:
     """Return the cost of maps of whole windows; ``start`` is the index of the one that is shown first.
 
     ``sizes`` are (height, width, FLOPs of global attention, FLOPs of window attention).

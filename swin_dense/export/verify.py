@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from swin_dense.export.formats import ExportError, outputs_of
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import atomic_path
 
 _logger = logging.getLogger(__package__)
 # Maps the inputs of a file by name to its outputs in their order.
@@ -55,7 +55,7 @@ def write_verified(path: Path, write: Callable[[Path], int], comparison: Compari
             new file is removed; an existing file stays.
     """
     # Exporters and torch's functions that load files create tensors on the default device, which may be another.
-    with written_whole(path) as unfinished, torch.no_grad(), torch.device('cpu'):
+    with atomic_path(path) as unfinished, torch.no_grad(), torch.device('cpu'):
         _logger.info('tracing the model for %s ...', path.name)
         try:
             nodes = write(unfinished)

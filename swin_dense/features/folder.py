@@ -15,9 +15,9 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import file_at, write_json, write_tensors, written_whole
+from swin_dense.utils.atomic import atomic_path, file_at, write_json, write_tensors
 
 SETTINGS = '_settings.json'  # pyarrow, and with it pandas, leave out files with this prefix
 ROWS_PER_PART = 4096
@@ -48,7 +48,7 @@ class FeatureFolder:
         if not (root / SETTINGS).exists():
             write_json(root / SETTINGS, settings)
         there = _read(root / SETTINGS, _settings)
-        if different := checks.differences(there, json.loads(json.dumps(settings))):
+        if different := checks.changed_settings(there, json.loads(json.dumps(settings))):
             raise ValueError(
                 f'{root} contains features computed with other settings ({different}); choose another folder'
             )
@@ -60,11 +60,11 @@ class FeatureFolder:
             self._next = max(self._next, number + 1)
             self.finished.update(paths)
 
-    def add_vectors(self, path: str, image_size: Pair, vectors: Mapping[int, Tensor], dtype: torch.dtype) -> None:
+    def add_vectors(self, path: str, image_size: Size, vectors: Mapping[int, Tensor], dtype: torch.dtype) -> None:
         """Add the vectors of an image by stride."""
         self._add(path, image_size, **{f'level_{stride}': x.to(dtype).numpy() for stride, x in vectors.items()})
 
-    def add_maps(self, path: str, image_size: Pair, maps: Mapping[int, Tensor]) -> None:
+    def add_maps(self, path: str, image_size: Size, maps: Mapping[int, Tensor]) -> None:
         """Write the maps of an image, (C, rows, columns) by stride, and add its row."""
         # A hash of the path avoids collisions; subfolders, because a folder of a million files is slow to list.
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
@@ -78,13 +78,13 @@ class FeatureFolder:
         """Write the rows that are not in a part yet."""
         if self._rows:
             self._rows.sort(key=lambda row: self._positions[row['path']])
-            with written_whole(self._root / f'part-{self._next:06}.parquet') as unfinished:
+            with atomic_path(self._root / f'part-{self._next:06}.parquet') as unfinished:
                 parquet.write_table(pyarrow.Table.from_pylist(self._rows), unfinished)
             self._next += 1
             self._rows = []
         self._written = self._clock()
 
-    def _add(self, path: str, image_size: Pair, **columns: Any) -> None:
+    def _add(self, path: str, image_size: Size, **columns: Any) -> None:
         height, width = image_size
         self._rows.append({'path': path, 'height': height, 'width': width, **columns})
         if len(self._rows) == ROWS_PER_PART or self._clock() - self._written >= SECONDS_PER_PART:

@@ -18,7 +18,7 @@ from swin_dense.features.sinks import MapSink, PooledSink, in_memory, pooled
 from swin_dense.images.pixels import ImageError, name_of
 from swin_dense.images.reading import decoded_bytes
 from swin_dense.images.regions import open_large_image
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils import memory
 from swin_dense.utils.errors import is_out_of_memory
 
@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
 
 # An image with its (height, width) and its maps or vectors by stride, or with (0, 0) and an error.
-Result = tuple[Item, Pair, Maps | str]
+Result = tuple[Item, Size, Maps | str]
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class Runner:
         _logger.warning('%s; continuing with %d', found, half)
         return self._run_batch(images)
 
-    def _in_tiles(self, source: Any) -> tuple[Pair, Maps | str]:
+    def _in_tiles(self, source: Any) -> tuple[Size, Maps | str]:
         try:
             with open_large_image(source, page=self.extraction.page) as image:
                 sink = MapSink(image.size, in_memory) if self.pool is None else PooledSink(self.pool)

@@ -14,8 +14,8 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense.features.extraction import Blocks, Maps
-from swin_dense.ops.windows import Pair
-from swin_dense.utils.atomic import file_at, remove, reserve, written_whole
+from swin_dense.ops.windows import Size
+from swin_dense.utils.atomic import atomic_path, file_at, remove, reserve
 from swin_dense.utils.choices import POOLINGS
 
 Shape = tuple[int, int, int]
@@ -30,7 +30,7 @@ class MapSink:
     with the dtype and device of the maps. It returns a function from a stride to the array of that level.
     """
 
-    def __init__(self, image_size: Pair, make: Make) -> None:
+    def __init__(self, image_size: Size, make: Make) -> None:
         self._image_size = image_size
         self._make = make
         self._shapes: dict[int, Shape] = {}
@@ -71,7 +71,7 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
         def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
             paths = {}
             for stride, shape in shapes.items():
-                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy'))
+                path = unfinished.enter_context(atomic_path(folder / f'stride_{stride}.npy'))
                 open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
                 reserve(path, path.stat().st_size)
                 paths[stride] = path

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils import checks
 
 
 class Tiling(NamedTuple):
     """Tile size and overlap in pixels, checked by :func:`check_tiling`."""
 
-    tile: Pair  # (height, width)
-    overlap: Pair  # (vertical, horizontal), read beyond each side of a tile
+    tile: Size  # (height, width)
+    overlap: Size  # (vertical, horizontal), read beyond each side of a tile
 
 
-def tile_alignment(backbone: SwinBackbone) -> Pair:
+def tile_alignment(backbone: SwinBackbone) -> Size:
     """Return the (vertical, horizontal) period in pixels at which the windows of all stages are aligned."""
     strides = _stage_strides(backbone)
     stages = zip(strides, backbone.windows, strict=False)  # those above the last output are not built
@@ -32,7 +32,7 @@ def tile_alignment(backbone: SwinBackbone) -> Pair:
     return math.lcm(*vertical), math.lcm(*horizontal)
 
 
-def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Pair:
+def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Size:
     """Return the smallest aligned overlap, (vertical, horizontal) in pixels, that gives the whole image's features."""
     alignment = tile_alignment(backbone)
     reach = [_reach(backbone, levels, axis) for axis in range(2)]

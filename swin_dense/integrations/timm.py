@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.arch import resolve_arch
-from swin_dense.archs.weights import Weights, published
+from swin_dense.archs.weights import PublishedFile, published
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.images.presets import PRESETS
 from swin_dense.models.classifier import SwinClassifier
@@ -280,7 +280,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     )
 
 
-def _pretrained_cfg(weights: Weights) -> dict[str, Any]:
+def _pretrained_cfg(weights: PublishedFile) -> dict[str, Any]:
     """Return timm's description of published weights, for our parameter names and any input size."""
     return {
         'url': weights.address,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from swin_dense.models.layers import Linear
 from swin_dense.ops import window_attention
-from swin_dense.ops.windows import Pair, WindowSpec, central_offsets, relative_position_bias
+from swin_dense.ops.windows import Size, WindowSpec, central_offsets, relative_position_bias
 
 
 class WindowAttention(nn.Module):
@@ -30,7 +30,7 @@ class WindowAttention(nn.Module):
         self,
         channels: int,
         num_heads: int,
-        window_size: Pair,
+        window_size: Size,
         qkv_bias: bool = True,
         qk_scale: float | None = None,
         use_rel_pos_bias: bool = True,
@@ -53,7 +53,7 @@ class WindowAttention(nn.Module):
         self.proj = Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    def forward(self, x: Tensor, window: Size, shift: Size) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
         table = self.position_table(window)
@@ -64,14 +64,14 @@ class WindowAttention(nn.Module):
         """Return queries, keys and values, (..., 3C), of tokens, (..., C)."""
         return self.qkv(x)
 
-    def position_table(self, window: Pair) -> Tensor | None:
+    def position_table(self, window: Size) -> Tensor | None:
         """Return the position bias of every offset in a window of this size, (P, A), or None."""
         table = self.relative_position_bias_table
         if table is None or window == self.window_size:
             return table
         return central_offsets(table, self.window_size, window)
 
-    def relative_bias(self, window: Pair) -> Tensor | None:
+    def relative_bias(self, window: Size) -> Tensor | None:
         """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
         table = self.position_table(window)
         return None if table is None else relative_position_bias(table, window)
@@ -95,7 +95,7 @@ class ShiftedWindowAttention(nn.Module):
             as classifiers do.
     """
 
-    def __init__(self, w_msa: WindowAttention, shift: Pair, clamp_window: bool = False) -> None:
+    def __init__(self, w_msa: WindowAttention, shift: Size, clamp_window: bool = False) -> None:
         super().__init__()
         self.w_msa = w_msa
         self.shift = shift
@@ -105,7 +105,7 @@ class ShiftedWindowAttention(nn.Module):
         window, shift = self.windows_on(*x.shape[1:3])
         return self.w_msa(x, window, shift)
 
-    def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
+    def windows_on(self, height: int, width: int) -> tuple[Size, Size]:
         """Return window and shift, both (height, width) in tokens, on a map of height x width tokens."""
         window = self.w_msa.window_size
         return _clamped(window, self.shift, height, width) if self.clamp_window else (window, self.shift)
@@ -115,7 +115,7 @@ class ShiftedWindowAttention(nn.Module):
         return f'shift={self.shift}{clamp}'
 
 
-def _clamped(window: Pair, shift: Pair, height: int, width: int) -> tuple[Pair, Pair]:
+def _clamped(window: Size, shift: Size, height: int, width: int) -> tuple[Size, Size]:
     """Return window and shift on a map as classifiers choose them.
 
     If the map is not larger than the window on both sides, the window is at most its shorter side, and the shift is 0.

@@ -55,14 +55,14 @@ class SwinBlock(nn.Module):
         self.with_cp = with_cp
 
     def forward(self, x: Tensor) -> Tensor:
-        return run(self.forward_modules, x, recompute=self.with_cp is True)
+        return maybe_checkpoint(self.forward_modules, x, recompute=self.with_cp is True)
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(run(self.ffn, self.norm2(x), recompute=self.with_cp == 'mlp'))
+        return x + self.drop_path(maybe_checkpoint(self.ffn, self.norm2(x), recompute=self.with_cp == 'mlp'))
 
 
-def run(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> Tensor:
+def maybe_checkpoint(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> Tensor:
     """Return ``function(x)``; if ``recompute``, autograd keeps x alone and calls the function again for gradients."""
     if recompute and torch.is_grad_enabled() and not context.is_transformed():  # torch.func does not support it
         return checkpoint(function, x, use_reentrant=False)

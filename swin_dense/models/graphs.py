@@ -199,7 +199,7 @@ class Graphs:
         return type(self._backbone).forward.__code__
 
     def __call__(self, img: Tensor) -> Maps:
-        if context.is_observed(img) or img.device.type != self._gpu.device_type or self._gpu.is_capturing():
+        if context.needs_single_operations(img) or img.device.type != self._gpu.device_type or self._gpu.is_capturing():
             return launch(self._backbone, img)
         state = self._state
         if state is None or not state.is_current():

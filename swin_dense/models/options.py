@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from swin_dense.archs.arch import Arch, resolve_arch
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils import checks
 
 
@@ -38,7 +38,7 @@ class OptionsOfBoth(TypedDict, total=False):
     clamp_window: bool
 
 
-class Options(OptionsOfBoth, total=False):
+class BackboneOptions(OptionsOfBoth, total=False):
     """The options of ``create_backbone``."""
 
     window_size: int | Sequence[int]
@@ -50,13 +50,13 @@ class Options(OptionsOfBoth, total=False):
 
 def resolved_arch(
     arch: str | Mapping[str, Any] | Arch,
-    family: str,
+    network: str,
     embed_dims: int | None,
     depths: Sequence[int] | None,
     num_heads: Sequence[int] | None,
 ) -> Arch:
     """Return the architecture, in which options that are given replace its own."""
-    base = resolve_arch(arch, family)
+    base = resolve_arch(arch, network)
     return Arch(
         base.embed_dims if embed_dims is None else embed_dims,
         base.depths if depths is None else checks.integers('depths', depths),
@@ -117,13 +117,13 @@ def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: 
     return tuple(values)
 
 
-def grid_of_positions(pretrain_img_size: int | Sequence[int], patch_size: int) -> Pair:
+def grid_of_positions(pretrain_img_size: int | Sequence[int], patch_size: int) -> Size:
     """Return the (height, width) in tokens of the absolute position embedding."""
     height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=patch_size)
     return height // patch_size, width // patch_size
 
 
-def window_per_stage(window_size: Any, stages: int) -> tuple[Pair, ...]:
+def window_per_stage(window_size: Any, stages: int) -> tuple[Size, ...]:
     """Return the (height, width) of the windows of each stage, given one window for all stages or one for each."""
     is_list = isinstance(window_size, Sequence) and not isinstance(window_size, (str, bytes))
     given = list(window_size) if is_list else [window_size]
@@ -137,7 +137,7 @@ def window_per_stage(window_size: Any, stages: int) -> tuple[Pair, ...]:
     return tuple(checks.pair(f'window_size[{stage}]', one) for stage, one in enumerate(given))
 
 
-def window_shift(use_shift: bool, window: Pair) -> Pair:
+def window_shift(use_shift: bool, window: Size) -> Size:
     """Return the (height, width) in tokens by which every second block shifts its windows."""
     if not checks.boolean('use_shift', use_shift):
         return 0, 0

@@ -30,7 +30,7 @@ from swin_dense.models.layers import (
 )
 from swin_dense.ops import BACKENDS
 from swin_dense.ops.layout import resize_position, to_maps
-from swin_dense.ops.windows import Pair
+from swin_dense.ops.windows import Size
 from swin_dense.utils import checks, compat, memory
 from swin_dense.utils.names import unwrapped
 
@@ -219,7 +219,7 @@ class SwinBackbone(nn.Module):
         return WindowAttention(channels, num_heads, qk_scale=self.qk_scale, use_rel_pos_bias=position, **settings)
 
     @property
-    def window_size(self) -> Pair | tuple[Pair, ...]:
+    def window_size(self) -> Size | tuple[Size, ...]:
         """(height, width) of the windows in tokens, or one per stage where they differ; fixed, as the bias tables."""
         return self.windows[0] if len(set(self.windows)) == 1 else self.windows
 

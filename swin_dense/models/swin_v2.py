@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.models.attention import WindowAttention
-from swin_dense.models.block import SwinBlock, SwinStage, run
+from swin_dense.models.block import SwinBlock, SwinStage, maybe_checkpoint
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.options import OptionsOfBoth
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops import layout
-from swin_dense.ops.windows import Pair, log_spaced_offsets
+from swin_dense.ops.windows import Size, log_spaced_offsets
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CosineWindowAttention(WindowAttention):
         channels: int,
         num_heads: int,
         qkv_bias: bool = True,
-        pretrained_window_size: Pair | None = None,
+        pretrained_window_size: Size | None = None,
         **options: Any,
     ) -> None:
         super().__init__(channels, num_heads, qkv_bias=False, use_rel_pos_bias=False, qk_scale=1.0, **options)
@@ -67,7 +67,7 @@ class CosineWindowAttention(WindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.reset_position()
 
-    def scale_positions(self, pretrained_window_size: Pair | None) -> None:
+    def scale_positions(self, pretrained_window_size: Size | None) -> None:
         """Set the window that the position network was trained with, as the constructor does."""
         self.pretrained_window_size = pretrained_window_size
         trained = pretrained_window_size or self.window_size
@@ -117,7 +117,7 @@ class CosineWindowAttention(WindowAttention):
         factors = squares.masked_fill(is_zero, 1.0).rsqrt().masked_fill(is_zero, 0.0)
         return heads * factors
 
-    def position_table(self, window: Pair) -> Tensor | None:
+    def position_table(self, window: Size) -> Tensor | None:
         trained = self.pretrained_window_size or window
         offsets = log_spaced_offsets(window, trained, self.logit_scale.device)
         scores = self.cpb_mlp(offsets.to(self.logit_scale.dtype))
@@ -131,7 +131,7 @@ class SwinBlockV2(SwinBlock):
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.norm1(self.attn(x)))
-        return x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp')))
+        return x + self.drop_path(self.norm2(maybe_checkpoint(self.ffn, x, recompute=self.with_cp == 'mlp')))
 
 
 class PatchMergingV2(PatchMerging):
@@ -203,7 +203,7 @@ class SwinV2Backbone(SwinBackbone):
         return [name for name in super().option_names() if name not in ('qk_scale', 'use_rel_pos_bias')]
 
     @property
-    def trained_windows(self) -> list[Pair]:
+    def trained_windows(self) -> list[Size]:
         """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
         stages = zip(self.pretrained_window_size, self.windows, strict=True)
         return [(side, side) if side else window for side, window in stages]

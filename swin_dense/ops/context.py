@@ -43,7 +43,7 @@ def needs_reference(x: Tensor) -> bool:
     return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)
 
 
-def is_observed(x: Tensor) -> bool:
+def needs_single_operations(x: Tensor) -> bool:
     """Return whether operations on ``x`` must run one by one: something records, transforms or counts them."""
     if is_tracing() or compat.is_exporting():
         return True

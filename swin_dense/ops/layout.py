@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops import context
-from swin_dense.ops.windows import Pair, window_grid
+from swin_dense.ops.windows import Size, window_grid
 
 
-def pad_to_multiple(x: Tensor, unit: Pair, axis: int = 1) -> Tensor:
+def pad_to_multiple(x: Tensor, unit: Size, axis: int = 1) -> Tensor:
     """Pad with zeros at the right and bottom to multiples of a height and a width.
 
     ``axis`` is that of the height: 1 for a map, (B, H, W, C), and 2 for an image, (B, c, h, w).
@@ -56,7 +56,7 @@ def _with_copies(x_BHWC: Tensor, stride: int) -> Tensor:
     return x_BHWC.index_select(1, row.flatten()).index_select(2, column.flatten())
 
 
-def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
+def resize_position(position: Tensor, grid: Size, size: Size) -> Tensor:
     """Resize an absolute position embedding bicubically, in float32 or higher precision.
 
     Args:
@@ -86,7 +86,7 @@ def to_maps(x_BHWC: Tensor) -> Tensor:
     return x_BHWC.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
-def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
+def _resize_bicubic(x_CHW: Tensor, size: Size) -> Tensor:
     """Resize a map as ``F.interpolate(mode='bicubic')`` does, by weighted sums of four rows and of four columns."""
     channels, height, width = x_CHW.shape
     row, weight = _bicubic_taps(height, size[0], x_CHW)

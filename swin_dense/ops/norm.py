@@ -22,7 +22,7 @@ def layer_norm_by_kernel(
     The dtype is that of torch's norm. But under autocast, if ``feeds_linear``, it is the one to which the linear layer
     that reads the norm would convert it.
     """
-    if weight is None or bias is None or context.is_observed(x):
+    if weight is None or bias is None or context.needs_single_operations(x):
         return None
     dtype = x.dtype
     if compat.is_autocast_enabled('cuda'):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from swin_dense.ops import layout
 from swin_dense.ops.windows import (
     Grid,
-    Pair,
+    Size,
     WindowSpec,
     region_masks,
     relative_position_bias,
@@ -78,7 +78,7 @@ def attend(
     return out_MATD.transpose(1, 2).flatten(0, 1).unflatten(0, (-1, qkv_BS3AD.shape[1]))
 
 
-def partition(x_BHWC: Tensor, window: Pair, tokens_NT: Tensor) -> Tensor:
+def partition(x_BHWC: Tensor, window: Size, tokens_NT: Tensor) -> Tensor:
     """Pad a map with zeros, roll it and cut it into windows, by the token in each of their slots: (B, S, C)."""
     padded = layout.pad_to_multiple(x_BHWC, window)
     return padded.flatten(1, 2).index_select(1, tokens_NT.flatten())

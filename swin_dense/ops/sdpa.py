@@ -23,9 +23,9 @@ from swin_dense.utils import compat
 
 # An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
 # tokens, in a loop without vector instructions.
-_stored = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tensor x) -> Tensor')(torch.clone)
-_stored.register_fake(torch.clone)
-_stored.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
+_opaque_copy = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tensor x) -> Tensor')(torch.clone)
+_opaque_copy.register_fake(torch.clone)
+_opaque_copy.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
 
 # Attention kernels of older versions of torch for CUDA fail on more; the number of blocks of a grid has 16 bits.
 MAX_WINDOWS = 65_535
@@ -153,8 +153,8 @@ def _attend_by_products(
     """Do the same by two products of all windows at once, and a softmax between them."""
     regions_NT = plan.regions
     if context.is_tracing():
-        regions_NT = _stored(regions_NT)
-        bias_ATT = None if bias_ATT is None else _stored(bias_ATT)
+        regions_NT = _opaque_copy(regions_NT)
+        bias_ATT = None if bias_ATT is None else _opaque_copy(bias_ATT)
     masks_N1TT = region_masks(regions_NT) if any(spec.shift) else None
     return reference.attend(qkv_BS3AD, bias_ATT, masks_N1TT, spec, attn_drop)
 

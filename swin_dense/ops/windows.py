@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Pair = tuple[int, int]
+Size = tuple[int, int]
 
 # Added to the scores of pairs from different regions, as in the official code.
 REGION_PENALTY = -100.0
@@ -37,8 +37,8 @@ class Grid(NamedTuple):
     """
 
     size: tuple[int, ...]
-    window: Pair
-    shift: Pair
+    window: Size
+    shift: Size
 
 
 class WindowSpec(NamedTuple):
@@ -52,12 +52,12 @@ class WindowSpec(NamedTuple):
     """
 
     num_heads: int
-    window: Pair
-    shift: Pair
+    window: Size
+    shift: Size
     scale: float
 
 
-def window_grid(height: int, width: int, window: Pair) -> Pair:
+def window_grid(height: int, width: int, window: Size) -> Size:
     """Return the number of windows that cover a map: (rows, columns)."""
     # Not -(-height // window[0]): runtimes of exported graphs differ in the division of negative numbers.
     return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
@@ -154,7 +154,7 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     return Plan(grid, token_of_slot.int(), slot_of_token.int(), groups, region_masks(regions_GT), regions_NT)
 
 
-def central_offsets(table_PA: Tensor, window: Pair, smaller: Pair) -> Tensor:
+def central_offsets(table_PA: Tensor, window: Size, smaller: Size) -> Tensor:
     """Return the rows of a window's bias table for the offsets that occur in a smaller window."""
     height, width = window
     offsets = table_PA.unflatten(0, (2 * height - 1, 2 * width - 1))
@@ -164,7 +164,7 @@ def central_offsets(table_PA: Tensor, window: Pair, smaller: Pair) -> Tensor:
     return offsets[rows, columns].flatten(0, 1)
 
 
-def relative_position_bias(table_PA: Tensor, window: Pair) -> Tensor:
+def relative_position_bias(table_PA: Tensor, window: Size) -> Tensor:
     """Expand a bias table over all pairs of tokens of one window.
 
     Entry (a, q, k) comes from the table's row for the offset of token q from token k, in the order of the official
@@ -185,8 +185,8 @@ def relative_position_bias(table_PA: Tensor, window: Pair) -> Tensor:
 
 
 def log_spaced_offsets(
-    window: Pair,
-    trained: Pair,
+    window: Size,
+    trained: Size,
     device: torch.device | None = None,
 ) -> Tensor:
     """Return the offsets of a window's bias table in the log-spaced coordinates of Swin V2.

@@ -12,7 +12,7 @@ def is_address(source: Any) -> bool:
     return isinstance(source, str) and '://' in source
 
 
-def shown(source: str | os.PathLike[str]) -> str:
+def without_secrets(source: str | os.PathLike[str]) -> str:
     """Return a path or an address for messages and files, without user names, passwords, tokens and signatures."""
     text = os.fspath(source)
     if not is_address(text):

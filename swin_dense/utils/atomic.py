@@ -69,7 +69,7 @@ def check_free(path: Path, force: bool) -> None:
 
 
 @contextmanager
-def written_whole(destination: Path) -> Iterator[Path]:
+def atomic_path(destination: Path) -> Iterator[Path]:
     """Yield a temporary path beside a file's destination, to which the block writes.
 
     At its end the file is moved to the destination, replacing a regular file; where the destination is a symbolic
@@ -102,7 +102,7 @@ def remove(path: Path) -> None:
 
 def write_text(destination: Path, text: str) -> None:
     """Write a text file as a whole."""
-    with written_whole(destination) as unfinished:
+    with atomic_path(destination) as unfinished:
         unfinished.write_text(text, encoding='utf-8')
 
 
@@ -116,7 +116,7 @@ def write_tensors(destination: Path, tensors: Mapping[str, Any], metadata: dict[
     from safetensors import SafetensorError  # an optional package
     from safetensors.torch import save_file
 
-    with written_whole(destination) as unfinished:
+    with atomic_path(destination) as unfinished:
         try:
             save_file(dict(tensors), unfinished, metadata)
         except SafetensorError as error:
@@ -143,7 +143,7 @@ def _flush(path: Path) -> None:
             os.close(descriptor)
 
 
-def alone(path: Path, otherwise: str | None = None) -> AbstractContextManager[Any]:
+def exclusive_lock(path: Path, otherwise: str | None = None) -> AbstractContextManager[Any]:
     """Lock a file, whose folder must exist, and return a context manager that releases the lock at its end.
 
     If another process holds the lock, wait for it; with ``otherwise``, raise a ValueError with this message instead.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+_FEW = 5  # names that a message lists
 _SHOWN = 250  # characters of a text of a file in a message; in a file it can have any length
 
 
@@ -109,7 +110,7 @@ def closest(word: Any, words: Iterable[Any]) -> str:
     return f'; did you mean {first}{last}?'
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def changed_settings(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the entries that differ between a record of settings and those of now, for a message; '' if none do."""
     absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
     found = []
@@ -119,6 +120,13 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         if old != new:
             found.append(f'{key} {shortened(repr(old))} there, {shortened(repr(new))} now')
     return ', '.join(found)
+
+
+def first_few(names: Iterable[Any], separator: str = ', ') -> str:
+    """Return the first names for a message and, if there are more, the total number."""
+    names = list(names)
+    more = f'{separator}... ({len(names)} in all)' if len(names) > _FEW else ''
+    return separator.join(shortened(str(name)) for name in names[:_FEW]) + more
 
 
 def shortened(text: str) -> str:

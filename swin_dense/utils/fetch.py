@@ -22,8 +22,8 @@ from urllib.request import Request, urlopen
 from torch.hub import get_dir, tqdm
 
 from swin_dense.utils import packages
-from swin_dense.utils.addresses import shown
-from swin_dense.utils.atomic import alone, remove, written_whole
+from swin_dense.utils.addresses import without_secrets
+from swin_dense.utils.atomic import atomic_path, exclusive_lock, remove
 from swin_dense.utils.checks import shortened
 from swin_dense.utils.digest import file_digest
 from swin_dense.utils.errors import CheckpointError
@@ -64,7 +64,8 @@ def local_file(address: str) -> Iterator[Path]:
     digest = _FRAGMENT.fullmatch(parts.fragment)
     if parts.fragment and digest is None:
         raise CheckpointError(
-            f'{shown(address)}: the part after # must be sha256=DIGEST (or sha384, sha512), got {parts.fragment!r}'
+            f'{without_secrets(address)}: the part after # must be sha256=DIGEST (or sha384, sha512), got '
+            f'{parts.fragment!r}'
         )
     address = address.partition('#')[0]
     with contextlib.ExitStack() as stack:
@@ -83,7 +84,8 @@ def local_file(address: str) -> Iterator[Path]:
             if parts.scheme not in ('http', 'https'):
                 raise
             raise CheckpointError(
-                f'{error}\n  It was downloaded from {shown(address)} to {path}; delete the file to fetch it again.'
+                f'{error}\n  It was downloaded from {without_secrets(address)} to {path}; delete the file to fetch it '
+                'again.'
             ) from error
 
 
@@ -98,30 +100,30 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
     parts = urlsplit(address)
     name = Path(unquote(parts.path)).name
     if name in ('', '..'):
-        raise CheckpointError(f'{shown(address)} names no file')
+        raise CheckpointError(f'{without_secrets(address)} names no file')
     # The same file has many addresses if each request is signed, so secrets do not count.
     query = sorted((key, value) for key, value in parse_qsl(parts.query) if not _ACCESS.fullmatch(key.lower()))
-    identity = hashlib.sha256(f'{shown(address)}?{urlencode(query)}'.encode()).hexdigest()[:16]
+    identity = hashlib.sha256(f'{without_secrets(address)}?{urlencode(query)}'.encode()).hexdigest()[:16]
     path = Path(get_dir(), 'checkpoints', 'swin_dense', identity, name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # One process on a machine downloads; the others wait for it.
-        with alone(path.with_name(f'{name}.lock')):
+        with exclusive_lock(path.with_name(f'{name}.lock')):
             if not path.exists():
                 for leftover in path.parent.glob(f'.????????-{glob.escape(name)}'):  # of a process that was killed
                     remove(leftover)
-                with written_whole(path) as unfinished:
+                with atomic_path(path) as unfinished:
                     _receive(address, unfinished)
                     _check_digest(unfinished, digest)
                     check_suffix(unfinished, name)
     except CheckpointError as error:
         raise CheckpointError(
-            f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'
+            f'{without_secrets(address)} sent a file with an unexpected digest; nothing was kept: {error}'
         ) from error
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
         raise CheckpointError(
-            f'{shown(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, download '
-            f'the file on another machine and give its path, or copy it to {path}'
+            f'{without_secrets(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, '
+            f'download the file on another machine and give its path, or copy it to {path}'
         ) from error
     return path
 
@@ -138,7 +140,7 @@ def _receive(address: str, path: Path) -> None:
         total = int(response.headers.get('Content-Length', -1))
         size = 'of unknown size' if total < 0 else f'{total / 1e6:.1f} MB'
         # A warning is printed without a configuration of logging, too.
-        _logger.warning('Downloading %s (%s) into %s', shown(address), size, path.parent)
+        _logger.warning('Downloading %s (%s) into %s', without_secrets(address), size, path.parent)
         # Of tqdm, torch.hub's stand-in, for environments without that package, has only `update`.
         bar = tqdm(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
         with bar, path.open('wb') as file:
@@ -151,12 +153,12 @@ def _receive(address: str, path: Path) -> None:
 
 def _download_from_hub(address: str) -> Path:
     """Download a file with huggingface_hub. For an index, also download its shards into the same folder."""
-    hub = packages.optional(shown(address), 'huggingface_hub')
+    hub = packages.optional(without_secrets(address), 'huggingface_hub')
     owner, _, rest = address.partition('://')[2].partition('/')
     repository, _, file = rest.partition('/')
     repository, _, revision = repository.partition('@')
     if not owner or not repository:
-        raise CheckpointError(f'{shown(address)} must be of the form hf://owner/repository[@revision][/file]')
+        raise CheckpointError(f'{without_secrets(address)} must be of the form hf://owner/repository[@revision][/file]')
     unreachable: Exception | None = None
 
     def fetch(name: str) -> Path:
@@ -175,14 +177,14 @@ def _download_from_hub(address: str) -> Path:
                 continue
         else:
             names = file or ' or '.join(USUAL_NAMES)
-            raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {names}')
+            raise unreachable or CheckpointError(f'{without_secrets(address)}: the repository has no file {names}')
         for shard in shards_of(path) if path.name.endswith(INDEX) else ():
             if fetch(str(PurePosixPath(name).with_name(shard))).parent != path.parent:
-                raise CheckpointError(f'{shown(address)} changed during the download; load it again')
+                raise CheckpointError(f'{without_secrets(address)} changed during the download; load it again')
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f'{shown(address)} cannot be fetched: {error}') from error
+        raise CheckpointError(f'{without_secrets(address)} cannot be fetched: {error}') from error
     return path
 
 
@@ -194,11 +196,12 @@ def _fetch_by_fsspec(address: str, folder: str) -> Path:
         system, inside = fsspec.core.url_to_fs(address)
         system.get_file(inside, str(path))
     except ImportError as error:
-        raise ImportError(f'{shown(address)}: {error}') from error
+        raise ImportError(f'{without_secrets(address)}: {error}') from error
     except Exception as error:  # of any file system
-        reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
+        place = without_secrets(address)
+        reason = error if place == address else type(error).__name__  # the message may contain secrets
         raise CheckpointError(
-            f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
+            f'{place} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
             'file:// or a scheme that fsspec supports'
         ) from error
     return path

@@ -22,9 +22,9 @@ from swin_dense.mm.bands import LoadBands
 from swin_dense.workbench.configs.experiment import framework_of
 from swin_dense.workbench.configs.own_data import make_palette
 from swin_dense.workbench.runtime import queries
-from swin_dense.workbench.runtime.clock import Clock
 from swin_dense.workbench.runtime.model import ImagePredictor
 from swin_dense.workbench.runtime.outputs import Instances, Outputs
+from swin_dense.workbench.runtime.stopwatch import Stopwatch
 from swin_dense.workbench.weights import build_whole, saved_names
 
 
@@ -81,9 +81,9 @@ class Predictor(ImagePredictor):
         return pixels[:, :, ::-1] if is_picture else None
 
     @torch.no_grad()
-    def outputs(self, loaded: np.ndarray, path: Any = None, clock: Clock | None = None) -> Outputs:
+    def outputs(self, loaded: np.ndarray, path: Any = None, clock: Stopwatch | None = None) -> Outputs:
         """Return what the model predicts for an image, as the loader gives it."""
-        clock = clock or Clock()
+        clock = clock or Stopwatch()
         img = loaded.astype(np.float32) if self._to_float32 else loaded
         shape = loaded.shape[:2]
         results = {'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape}

@@ -15,7 +15,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
-from swin_dense.checkpoint.report import listed
+from swin_dense.utils.checks import first_few
 from swin_dense.utils.errors import CheckpointError
 
 _logger = logging.getLogger(__package__)
@@ -85,14 +85,14 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
     own = model.state_dict()
     missing = [name for name in missing if own[name].is_floating_point()]  # integers are counters and indices
     if unexpected:
-        _logger.warning('%s: not in the model, ignored: %s', described, listed(unexpected))
+        _logger.warning('%s: not in the model, ignored: %s', described, first_few(unexpected))
     if not missing and not misfits:
         return
     parts = []
     if missing:
-        parts.append(f'{len(missing)} are missing ({listed(missing)})')
+        parts.append(f'{len(missing)} are missing ({first_few(missing)})')
     if misfits:
-        parts.append(f'{len(misfits)} are of another shape ({listed(misfits)})')
+        parts.append(f'{len(misfits)} are of another shape ({first_few(misfits)})')
     kind = type(model).__name__
     lacks = f'{described} does not fill the {kind} of the config: of {len(own)} parameters {" and ".join(parts)}'
     if not allow_partial:

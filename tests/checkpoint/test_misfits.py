@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
-from swin_dense.checkpoint.report import listed
+from swin_dense.utils.checks import first_few
 from swin_dense.utils.choices import FAMILIES
 from tests.checkpoint.helpers import ARCH, build, load, official_classifier, prefixed, raises_and_keeps
 from tests.conftest import equal_weights
@@ -236,9 +236,9 @@ def test_partial_loading_keeps_parameters_that_do_not_load():
     raises_and_keeps(backbone, other.state_dict(), 'none of its parameters fits', allow_partial=True)
 
 
-def test_of_many_names_the_first_four_are_listed():
-    assert listed('abcd') == 'a, b, c, d'
-    assert listed('abcde', '; ') == 'a; b; c; d; ... (5 in all)'
+def test_of_many_names_the_first_five_are_listed():
+    assert first_few('abcde') == 'a, b, c, d, e'
+    assert first_few('abcdef', '; ') == 'a; b; c; d; e; ... (6 in all)'
 
 
 def test_the_report_is_logged(capsys, caplog):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from swin_dense import export_model, extract_pyramid
 from swin_dense.commands._main import main
-from swin_dense.utils.atomic import alone, remove, write_json, write_tensors, write_text, written_whole
+from swin_dense.utils.atomic import atomic_path, exclusive_lock, remove, write_json, write_tensors, write_text
 from tests.conftest import ROOT, needs, photograph, tiny
 
 pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='needs pipes and links')
@@ -46,7 +46,7 @@ NODES = {
 
 
 def write_block(path):
-    with written_whole(path) as unfinished:
+    with atomic_path(path) as unfinished:
         unfinished.write_text('new')
 
 
@@ -119,7 +119,7 @@ def test_links_in_a_circle_stay(tmp_path):
 
 def test_a_node_that_comes_while_a_file_is_written_stays(tmp_path):
     def write():
-        with written_whole(tmp_path / 'x') as unfinished:
+        with atomic_path(tmp_path / 'x') as unfinished:
             unfinished.write_text('new')
             os.mkfifo(tmp_path / 'x')
 
@@ -131,7 +131,7 @@ def test_a_node_that_comes_while_a_file_is_written_stays(tmp_path):
 def test_a_lock_is_no_pipe(tmp_path):
     os.mkfifo(tmp_path / 'lock')
     with pytest.raises(FileExistsError, match='is a pipe'):
-        alone(tmp_path / 'lock')
+        exclusive_lock(tmp_path / 'lock')
 
 
 @pytest.fixture

@@ -192,8 +192,8 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
 
 
 def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
-    stored = mock.Mock(wraps=sdpa._stored)
-    monkeypatch.setattr(sdpa, '_stored', stored)
+    stored = mock.Mock(wraps=sdpa._opaque_copy)
+    monkeypatch.setattr(sdpa, '_opaque_copy', stored)
     monkeypatch.setattr(context, 'is_tracing', lambda: True)
     inputs, spec = make_inputs(PADDED)
     torch.testing.assert_close(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'))

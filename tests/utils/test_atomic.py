@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import atomic_path
 
 
 def test_the_destination_appears_when_the_block_ends_and_its_content_is_flushed(tmp_path, monkeypatch):
-    with written_whole(tmp_path / 'my file.x') as unfinished:
+    with atomic_path(tmp_path / 'my file.x') as unfinished:
         unfinished.write_text('new')
         assert not (tmp_path / 'my file.x').exists()
     assert [path.name for path in tmp_path.iterdir()] == ['my file.x']
@@ -26,7 +26,7 @@ def test_the_destination_appears_when_the_block_ends_and_its_content_is_flushed(
 
     monkeypatch.setattr(os, 'fsync', flush)
     monkeypatch.setattr(os, 'replace', rename)
-    with written_whole(tmp_path / 'x') as unfinished:
+    with atomic_path(tmp_path / 'x') as unfinished:
         unfinished.write_text('new')
         content = unfinished.stat().st_ino
     assert events == [content, 'rename', tmp_path.stat().st_ino]
@@ -37,7 +37,7 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
     (tmp_path / 'x').write_text('old')
 
     def write_half():
-        with written_whole(tmp_path / 'x') as unfinished:
+        with atomic_path(tmp_path / 'x') as unfinished:
             unfinished.write_text('half')
             raise error
 

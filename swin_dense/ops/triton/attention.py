@@ -25,7 +25,7 @@ from swin_dense.ops import context, layout
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.triton.launch import Launch
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, relative_position_bias, window_grid
+from swin_dense.ops.windows import REGION_PENALTY, Size, WindowSpec, relative_position_bias, window_grid
 from swin_dense.utils import compat
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
@@ -246,12 +246,12 @@ class _Launches:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
-        table_strides: Pair,
+        table_strides: Size,
         num_heads: int,
-        window_size: Pair,
-        shift: Pair,
+        window_size: Size,
+        shift: Size,
         scale: float,
-        size: Pair,
+        size: Size,
     ) -> None:
         batch, height, width, channels = shape
         rows, columns = window_grid(height, width, window_size)
@@ -329,7 +329,7 @@ def _launches_of(
     return _launches(tuple(qkv.shape), qkv.dtype, qkv.device, table.stride(), num_heads, *pairs)
 
 
-def offsets(window: Pair) -> int:
+def offsets(window: Size) -> int:
     """Return the number of offsets between two tokens of a window, P."""
     return (2 * window[0] - 1) * (2 * window[1] - 1)
 

@@ -15,7 +15,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _place(window, canvas, WINDOW: tl.constexpr):
+def _window_position(window, canvas, WINDOW: tl.constexpr):
     """Return the image of a window, its row and column in the grid of windows, and the size of the grid.
 
     ``canvas`` is (height, width, vertical shift, horizontal shift) of the map in tokens.
@@ -31,7 +31,7 @@ def _place(window, canvas, WINDOW: tl.constexpr):
 @triton.jit
 def _locate(window, slot, canvas, WINDOW: tl.constexpr):
     """Return the image of a window, the row and column of the token at each slot, and whether the slot is inside."""
-    image, row, column, _, _ = _place(window, canvas, WINDOW)
+    image, row, column, _, _ = _window_position(window, canvas, WINDOW)
     height, width, shift_y, shift_x = canvas
     y = row * WINDOW[0] + shift_y + slot // WINDOW[1]
     x = column * WINDOW[1] + shift_x + slot % WINDOW[1]
@@ -173,7 +173,7 @@ def scores_of(
 ):
     """Return the scores of a tile of queries and keys in units of log 2."""
     scores = dot(q, tl.trans(k)) * (scale * LOG2E) + bias
-    _, row, column, rows, columns = _place(window, canvas, WINDOW)
+    _, row, column, rows, columns = _window_position(window, canvas, WINDOW)
     wrapped_y = tl.where(row == rows - 1, canvas[2], 0)
     wrapped_x = tl.where(column == columns - 1, canvas[3], 0)
     if (wrapped_y > 0) | (wrapped_x > 0):

@@ -78,7 +78,7 @@ def _reason_against(trial: Trial) -> str | None:
     if reason is None:
         reason, remedy = _outcome(trial)
     if reason is not None and reason not in _reasons.values():
-        alternative, option = trial.without_kernel()
+        alternative, option = trial.fallback_description()
         warnings.warn(
             f"{alternative} on {trial.device}, which takes longer than swin_dense's Triton kernel, because {reason}. "
             f'To use the kernel, {remedy}; {option} silences this warning',

@@ -13,7 +13,7 @@ from swin_dense.ops.triton.interpreter import cast
 
 
 @triton.jit
-def _place(tile, rows, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def _tile_offsets(tile, rows, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Return the offsets of the numbers of a tile, (ROWS, BLOCK), and which of them are of the map."""
     row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     channel = tl.arange(0, BLOCK)
@@ -48,7 +48,7 @@ def forward(
     ROWS: tl.constexpr,
 ):
     """Write ``out``, of any dtype. Grid: one program per tile."""
-    place, is_of_map = _place(tl.program_id(0), rows, CHANNELS, BLOCK, ROWS)
+    place, is_of_map = _tile_offsets(tl.program_id(0), rows, CHANNELS, BLOCK, ROWS)
     values = tl.load(x + place, mask=is_of_map, other=0.0).to(tl.float32)
     normalised, _ = _normalised(values, is_of_map, eps, CHANNELS)
     result = normalised * _load_channels(weight, CHANNELS, BLOCK) + _load_channels(bias, CHANNELS, BLOCK)
@@ -77,7 +77,7 @@ def backward(
     grad_weight = tl.zeros((ROWS, BLOCK), tl.float32)
     grad_bias = tl.zeros((ROWS, BLOCK), tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        place, is_of_map = _place(tile, rows, CHANNELS, BLOCK, ROWS)
+        place, is_of_map = _tile_offsets(tile, rows, CHANNELS, BLOCK, ROWS)
         values = tl.load(x + place, mask=is_of_map, other=0.0).to(tl.float32)
         grad = tl.load(grad_out + place, mask=is_of_map, other=0.0).to(tl.float32)
         normalised, factor = _normalised(values, is_of_map, eps, CHANNELS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from swin_dense.ops.reference import attend_by_plain_operations
 from swin_dense.ops.triton import attention, gpu, norm
-from swin_dense.ops.windows import Pair, WindowSpec
+from swin_dense.ops.windows import Size, WindowSpec
 
 # How often the kernel may err by as much as plain operations in the same dtype do.
 _TIMES_PLAIN = 2.5
@@ -36,7 +36,7 @@ class Trial(Protocol):
     def errors(self) -> list[tuple[float, float]]:
         """Return the error of each result of the kernel, relative to its largest value, and the largest allowed."""
 
-    def without_kernel(self) -> tuple[str, str]:
+    def fallback_description(self) -> tuple[str, str]:
         """Return what is used where the kernel is not, and the option that asks for it, for a warning."""
 
 
@@ -47,7 +47,7 @@ class AttentionTrial(NamedTuple):
     dtype: torch.dtype
     table_dtype: torch.dtype
     head_dim: int
-    window: Pair
+    window: Size
     has_gradients: bool
     trains_table: bool
 
@@ -78,7 +78,7 @@ class AttentionTrial(NamedTuple):
             found += grads if self.trains_table else grads[:1]
         return _errors(found, attend, [qkv, table], grad)
 
-    def without_kernel(self) -> tuple[str, str]:
+    def fallback_description(self) -> tuple[str, str]:
         return "attn_backend='auto' is torch's attention", "attn_backend='sdpa'"
 
 
@@ -115,7 +115,7 @@ class NormTrial(NamedTuple):
             found += norm.backward(grad.to(self.device), *inputs[:2], eps)
         return _errors(found, normalise, [x, weight, bias], grad)
 
-    def without_kernel(self) -> tuple[str, str]:
+    def fallback_description(self) -> tuple[str, str]:
         return "norm_cfg=dict(type='LN') is torch's LayerNorm", 'norm_cfg=torch.nn.LayerNorm'
 
 

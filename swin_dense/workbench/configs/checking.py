@@ -50,7 +50,7 @@ def check_data(
     init_default_scope(experiment.scope or 'mmengine')
     # Validation and test often have the same data.
     different: dict[tuple[bool, str], DataSet] = {}
-    for dataset in experiment.of(splits):
+    for dataset in experiment.datasets_of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
     for dataset in different.values():
         if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
@@ -72,7 +72,7 @@ def notes_on_classes(experiment: Experiment, splits: Sequence[str], trained: Seq
         return []
     named = [('the checkpoint', tuple(trained))] if trained else []
     compared = splits if trained else ('train', *splits)
-    named += [(data.address, data.classes) for data in experiment.of(compared) if data.classes]
+    named += [(data.address, data.classes) for data in experiment.datasets_of(compared) if data.classes]
     notes = []
     for place, classes in named[1:]:
         first_place, first = named[0]
@@ -186,7 +186,7 @@ def _check_padding(experiment: Experiment, model: Any) -> None:
     """Raise ValueError if images are padded, as Mask2FormerHead resizes the masks of a window to the padded image."""
     padding = (model.get('data_preprocessor') or {}).get('test_cfg')
     steps = []
-    for data in experiment.of(('val', 'test')):
+    for data in experiment.datasets_of(('val', 'test')):
         for index, step in enumerate(data.pipeline):
             if step.get('type') in _PADDING:
                 steps.append(f'{data.address}.pipeline.{index} ({step["type"]})')

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, some
+from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size
 from swin_dense.workbench.configs.segmentations import Mask, check_mask
 from swin_dense.workbench.configs.stated import SPLIT_OF, encoding_of, read_coco, shown
 
@@ -67,7 +68,7 @@ def check_coco(data: DataSet, every_image: bool = False) -> list[str]:
     unused = Counter(one['category_id'] for one in annotations if one['category_id'] not in used)
     if unused:
         names = {one['id']: one['name'] for one in content['categories']}
-        others = some(f'{names[key]} ({count})' for key, count in unused.most_common())
+        others = first_few(f'{names[key]} ({count})' for key, count in unused.most_common())
         count = f'{unused.total()} of {len(annotations)} annotations'
         notes.append(f'{count} are not used, of categories that are no class: {others}')
     if kept:
@@ -93,7 +94,8 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
     absent = [one for one in classes if one not in found]
     has_other_count = count != len(classes)
     if absent or has_other_count:
-        differ = f'{name} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, {some(classes)}'
+        differ = f'{name} has {len(found)} classes, {first_few(found)}, '
+        differ += f'but the config has {len(classes)}, {first_few(classes)}'
         if has_other_count:
             differ += f', and a model of {count} classes'
         elif is_own:
@@ -102,14 +104,16 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
             alike = {one: like.get(str(one).strip().lower()) for one in absent}
             pairs = [f'{other} to {one}' for one, other in alike.items() if other is not None]
             if data.is_evaluated:
-                cure = f'rename {some(pairs)}' if pairs else f'add {some(absent)} there, also without an annotation'
+                cure = f'add {first_few(absent)} there, also without an annotation'
+                if pairs:
+                    cure = f'rename {first_few(pairs)}'
                 raise ValueError(
                     f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
                     f'(--classes {_quoted(classes)}); in it, {cure}'
                 )
             if not pairs and {*found} < {*classes}:
                 raise ValueError(
-                    f'{differ}: add {some(absent)} to its categories, also without an annotation, in the order of '
+                    f'{differ}: add {first_few(absent)} to its categories, also without an annotation, in the order of '
                     f'--classes {_quoted(classes)}'
                 )
         raise ValueError(f'{differ}; give those to train with, such as all of the file: {_as_option(name, found)}')
@@ -118,7 +122,7 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
     ids = {category['id'] for category in used}
     if len(ids) < len(used) or len(set(names)) < len(used):
         raise ValueError(
-            f'{name} has several categories of one name or id among {some(used)}, so that mmdet would number the '
+            f'{name} has several categories of one name or id among {first_few(used)}, so that mmdet would number the '
             'classes wrongly; remove or rename the one without annotations (Roboflow writes one for the project)'
         )
     if names != list(classes):
@@ -137,7 +141,7 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
 
 def _training_data(data: DataSet, name: str) -> str:
     """Return the words that name the file of the training data, if it is another than that of the given name."""
-    files = [one.annotations for one in data.experiment.of(['train']) if one.annotations]
+    files = [one.annotations for one in data.experiment.datasets_of(['train']) if one.annotations]
     return f', those of the training data in {files[0]}' if files and not name.startswith(files[0]) else ''
 
 
@@ -272,7 +276,7 @@ def _check_boxes(
             kept.add(one['category_id'])
     without = [name for key, name in used.items() if key not in kept]
     if without:
-        notes.append(f'{len(without)} of {len(used)} classes have no box: {some(without)}')
+        notes.append(f'{len(without)} of {len(used)} classes have no box: {first_few(without)}')
     return notes
 
 
@@ -378,7 +382,7 @@ def _check_files(name: str, images: Any, data: DataSet, every_image: bool) -> li
     if absent:
         first = files[next(iter(absent))]['file_name']
         raise ValueError(
-            f'{name} lists {len(files)} images, of which {len(absent)} are missing: {some(absent.values())}; the '
+            f'{name} lists {len(files)} images, of which {len(absent)} are missing: {first_few(absent.values())}; the '
             f'folder is {folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
         )
     stated = {}

@@ -65,17 +65,17 @@ class Experiment:
             if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
                 yield part
 
-    def of(self, splits: Sequence[str]) -> list[DataSet]:
+    def datasets_of(self, splits: Sequence[str]) -> list[DataSet]:
         """Return the data sets of some splits."""
         return [dataset for dataset in self.datasets if dataset.split in splits]
 
     def present(self) -> list[str]:
         """Return the splits that read files and folders, all of which exist."""
-        return [split for split in SPLITS if self.of([split]) and not self.missing([split])]
+        return [split for split in SPLITS if self.datasets_of([split]) and not self.missing([split])]
 
     def missing(self, splits: Sequence[str]) -> list[str]:
         """Return the files and folders of some splits that do not exist; addresses are not checked."""
-        paths = itertools.chain.from_iterable(dataset.paths() for dataset in self.of(splits))
+        paths = itertools.chain.from_iterable(dataset.paths() for dataset in self.datasets_of(splits))
         local = dict.fromkeys(path for path in paths if not is_address(path))
         return [path for path in local if not os.path.exists(path)]
 

@@ -6,7 +6,7 @@ import os
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ _INVERSE = {6: 8, 8: 6}  # other orientations are their own inverse
 _NAMED = 5  # files that an error names
 
 
-class Loaded(NamedTuple):
+class LoadedSize(NamedTuple):
     """How an image is loaded: its size (width, height), its EXIF orientation, and whether that is applied."""
 
     size: tuple[int, int]
@@ -34,15 +34,15 @@ class Loaded(NamedTuple):
     is_upright: bool
 
 
-class Looked(NamedTuple):
+class ImageReport(NamedTuple):
     """What :func:`check_images` returns."""
 
     missing: dict[str, str]
-    loaded: dict[str, Loaded]
+    loaded: dict[str, LoadedSize]
     notes: list[str]
 
 
-def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> Looked:
+def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> ImageReport:
     """Check the headers of images, and decode one image of each kind of header, or every image.
 
     Args:
@@ -63,8 +63,8 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
     missing = missing_files(paths)
     name = load.get('type', '').rpartition('.')[2]
     if missing or name not in _LOADERS:
-        return Looked(missing, {}, [])
-    paths = chosen(paths, most, every_image)
+        return ImageReport(missing, {}, [])
+    paths = sample_evenly(paths, most, every_image)
     decode = _decoder(load, name)
     if every_image:
         _check_decodable(paths, decode)
@@ -76,7 +76,7 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
         else:  # the size is no part of the kind
             without_size = header._replace(size=(0, 0))
             kinds[without_size].append((path, header.size))
-    found: dict[str, Loaded] = {}
+    found: dict[str, LoadedSize] = {}
     notes: list[str] = []
     hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
     for kind, files in kinds.items():
@@ -86,13 +86,13 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
         _check_decodable([path], decode)
         image = decode(path)
         if kind is None:
-            found[path] = Loaded(image.shape[1::-1], 1, True)
+            found[path] = LoadedSize(image.shape[1::-1], 1, True)
             continue
         is_upright = kind.orientation == 1 or _is_upright(path, image, kind.orientation)
         is_transposed = kind.orientation in _TRANSPOSED
         for one, (width, height) in files:
             size = (height, width) if is_upright and is_transposed else (width, height)
-            found[one] = Loaded(size, kind.orientation, is_upright)
+            found[one] = LoadedSize(size, kind.orientation, is_upright)
             if kind.orientation in (2, 3, 4) or (is_transposed and width == height):
                 hidden[is_upright].append(one)
         if name == 'LoadImageFromFile':
@@ -106,7 +106,7 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
                 f'do not show, and are read {view}: their annotations must be of the same view'
                 + (f' ({cure})' if is_upright and name == 'LoadImageFromFile' else '')
             )
-    return Looked({}, found, notes)
+    return ImageReport({}, found, notes)
 
 
 def _decoder(load: Any, name: str) -> Callable[[str], Any]:
@@ -142,14 +142,14 @@ def _check_decodable(paths: Sequence[str], decode: Callable[[str], Any]) -> None
     damaged = [path for path in paths if why[path]]
     if damaged:
         described = []
-        for path in damaged[: _NAMED + 1]:
+        for path in damaged[:_NAMED]:
             header = read_header(path)
             kind = 'its header cannot be read'
             if header is not None:
                 kind = f'{header.format}, {header.bands} bands of {header.bits} bits'
                 kind += ' as floats' * (header.kind == 'f')
             described.append(f'{path} ({kind}: {why[path]})')
-        shown = some(described)
+        shown = ', '.join(described) + ', ...' * (len(damaged) > _NAMED)
         raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {shown}; {_cure(damaged[0])}')
 
 
@@ -209,7 +209,7 @@ def _is_upright(path: str, image: np.ndarray, orientation: int) -> bool:
     return bool(np.vdot(grey - grey.mean(), shown - stored) >= 0)
 
 
-def other_size(said: str, size: tuple[int, int], read: str, loaded: Loaded, advice: str) -> str:
+def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, advice: str) -> str:
     """Return what to say of an image that is loaded in another size than its annotations have.
 
     ``said`` and ``read`` begin the two halves of the sentence; ``advice`` is for where its orientation is not why.
@@ -228,20 +228,13 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: Loaded, advi
     )
 
 
-def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
+def sample_evenly(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
     """Return the items to look at: up to ``count`` evenly spaced ones, or all, of which each process takes a share."""
     if every_image:
         return list(items[get_rank() :: get_world_size()])
     count = min(count, len(items))
     indices = np.linspace(0, len(items) - 1, count)
     return [items[round(index)] for index in indices]
-
-
-def some(names: Iterable[Any]) -> str:
-    """Return the first names of many, for a message."""
-    names = list(map(str, names))
-    first = ', '.join(names[:_NAMED])
-    return f'{first}, ...' if len(names) > _NAMED else first
 
 
 def endings_in(folder: Path) -> str:

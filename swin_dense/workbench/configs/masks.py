@@ -10,8 +10,9 @@ from mmengine import fileio
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.experiment import DataSet, dicts, mapped_values
-from swin_dense.workbench.configs.images import check_images, chosen, endings_in, missing_files, other_size, some
+from swin_dense.workbench.configs.images import check_images, endings_in, missing_files, other_size, sample_evenly
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
@@ -44,7 +45,7 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         absent = missing_files([sample[key] for sample in samples])
         if absent:
             raise ValueError(
-                f'{len(absent)} of {len(samples)} files are missing: {some(absent.values())} in {folder}, '
+                f'{len(absent)} of {len(samples)} files are missing: {first_few(absent.values())} in {folder}, '
                 f'{endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
             )
     classes = data.experiment.class_count or len(data.classes) or _IGNORED
@@ -64,10 +65,10 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     wrong: dict[str, set[int]] = {}
     paths = [sample['img_path'] for sample in samples]
     _, images, notes = check_images(paths, data.loader, _SAMPLED, every_image)
-    looked_at = chosen(samples, _SAMPLED, every_image)  # the masks of these images
+    looked_at = sample_evenly(samples, _SAMPLED, every_image)  # the masks of these images
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']
-        mask = _stored(path)
+        mask = _read_mask(path)
         if image in images and images[image].size != mask.shape[::-1]:
             advice = 'a mask must have the size of its image'
             read = f'its image {image} is read'
@@ -107,14 +108,14 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         given = ', '.join(map(str, sorted(not_used)))
         notes.append(f'{100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
     data.reduces_zero = bool(built.reduce_zero_label)
-    for other in data.experiment.of(['train']):
+    for other in data.experiment.datasets_of(['train']):
         if other.reduces_zero not in (None, data.reduces_zero):
             notes.append(
                 f'reduce_zero_label is {data.reduces_zero} here and {other.reduces_zero} in {other.address}, so that a '
                 'value of a mask is another class there'
             )
     if rest:
-        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {some(rest)}')
+        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
     data.used_images = len(samples)
     if dataset.get('indices') is not None:
         built.full_init()
@@ -128,7 +129,7 @@ def _check_names(data: DataSet) -> None:
     count = data.experiment.class_count or 0
     if len(data.classes) >= count or not (data.classes or data.is_evaluated):
         return
-    named = f', {some(data.classes)},' if data.classes else ''
+    named = f', {first_few(data.classes)},' if data.classes else ''
     raise ValueError(
         f'{data.address} has names of {len(data.classes)} classes{named} but the model has {count} classes, and mmseg '
         f'would leave the others out of the mIoU; name all in {data.address}.metainfo.classes, or correct num_classes '
@@ -136,7 +137,7 @@ def _check_names(data: DataSet) -> None:
     )
 
 
-def _stored(path: str) -> np.ndarray:
+def _read_mask(path: str) -> np.ndarray:
     """Return the values that are stored in a mask, before mmseg makes them uint8."""
     try:
         mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend='pillow').squeeze()
@@ -148,7 +149,7 @@ def _stored(path: str) -> np.ndarray:
         colours = ''
         if mask.ndim == 3 and mask.shape[2] in (3, 4):
             found = np.unique(mask[..., :3].reshape(-1, 3), axis=0)
-            shown = some([','.join(map(str, colour)) for colour in found.tolist()])
+            shown = first_few([','.join(map(str, colour)) for colour in found.tolist()])
             colours = (
                 f', with {len(found)} colours ({shown}), as CVAT writes; docs/own-data.md shows how to convert them'
             )

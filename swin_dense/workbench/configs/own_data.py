@@ -16,9 +16,10 @@ from typing import Any
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.beside import share_of, split_annotations, split_names, write_beside, write_copies
 from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, framework_of, is_panoptic, mapped_values
-from swin_dense.workbench.configs.images import endings_in, hint_on_name, some
+from swin_dense.workbench.configs.images import endings_in, hint_on_name
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.configs.stated import read_coco
@@ -33,7 +34,7 @@ _GOLDEN_RATIO = 0.618034
 
 
 @dataclass(frozen=True)
-class Options:
+class OwnDataOptions:
     """What to change in a recipe, by the names of the options of `swin-dense config`; None is not given.
 
     Files and folders are relative to ``data_root``, or to the current folder if that does not contain them. Those for
@@ -74,7 +75,7 @@ class Options:
         return self.epochs is not None or self.iters is not None
 
 
-def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack) -> list[str]:
+def adapt(experiment: Experiment, options: OwnDataOptions, stack: contextlib.ExitStack) -> list[str]:
     """Change a recipe in place for a user's own data, and for its length and settings, which win.
 
     In segmentation masks, the value of a pixel is the index of its class, and 255 is ignored. Without ``classes``, they
@@ -102,7 +103,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
     if options.data_root is not None:
         replace_root(experiment, options.data_root)
     if places:
-        _place(experiment, options.data_root, places)
+        _set_paths(experiment, options.data_root, places)
     if classes is not None:
         set_classes(experiment, classes)
     if (classes is not None or places) and not experiment.is_detector:
@@ -130,7 +131,7 @@ def adapt(experiment: Experiment, options: Options, stack: contextlib.ExitStack)
     return notes
 
 
-def _check_places(experiment: Experiment, options: Options) -> None:
+def _check_places(experiment: Experiment, options: OwnDataOptions) -> None:
     """Raise FileNotFoundError if a given folder or file does not exist, ValueError for masks of a detector."""
     root = options.data_root
     is_local = root is None or not is_address(root)
@@ -228,7 +229,7 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
             reasons.append(str(error))
     if len(contents) > 1:
         options = '--train-ann, --train-images, --val-ann and --val-images'
-        return {}, f'{root} has several files of annotations, {some(contents)}: name those to use with {options}'
+        return {}, f'{root} has several files of annotations, {first_few(contents)}: name those to use with {options}'
     if not contents:
         none = f'{root} has no .json file of annotations, but {_content_of(root)}{_hint_on_format(root)}'
         return {}, '; '.join(reasons) or none
@@ -275,11 +276,13 @@ def _content_of(root: Path) -> str:
     entries = sorted(root.iterdir())
     if not entries:
         return 'it is empty'
-    folders = some(f'{path.name}/' for path in entries if path.is_dir())
+    folders = first_few(f'{path.name}/' for path in entries if path.is_dir())
     return f'it has {folders or "no folders"}, {endings_in(root)}'
 
 
-def split_data(places: Mapping[str, str], options: Options, reason: str, stack: contextlib.ExitStack) -> dict[str, str]:
+def split_data(
+    places: Mapping[str, str], options: OwnDataOptions, reason: str, stack: contextlib.ExitStack
+) -> dict[str, str]:
     """Split training data, found or given in ``places``, at random, and return the places of both parts.
 
     The split is always the same. Two files beside the config, ``options.out``, name the images of each part, with their
@@ -310,7 +313,7 @@ def split_data(places: Mapping[str, str], options: Options, reason: str, stack: 
 
 def replace_root(experiment: Experiment, data_root: str, splits: Sequence[str] = SPLITS) -> None:
     """Change every string that is the value of a dict's key and begins with the folder of the data sets of splits."""
-    roots = {dataset.entry.get('data_root') or '' for dataset in experiment.of(splits)}
+    roots = {dataset.entry.get('data_root') or '' for dataset in experiment.datasets_of(splits)}
     if len(roots) != 1 or '' in roots:
         found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
         raise ValueError(
@@ -325,7 +328,7 @@ def replace_root(experiment: Experiment, data_root: str, splits: Sequence[str] =
                 part[key] = new + item.removeprefix(old)
 
 
-def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, str]) -> None:
+def _set_paths(experiment: Experiment, data_root: str | None, places: Mapping[str, str]) -> None:
     """Set the given files and folders in data sets, and in evaluators that read annotations."""
     is_detector = experiment.is_detector
     keys = {'images': 'img_path', 'masks': 'seg_map_path'}
@@ -345,7 +348,7 @@ def _place(experiment: Experiment, data_root: str | None, places: Mapping[str, s
             is_below = os.path.exists(os.path.join(data_root, path))
             path = path if is_below else os.path.relpath(path, data_root)
         splits = ('train',) if part == 'train' else ('val', 'test')
-        for dataset in experiment.of(splits):
+        for dataset in experiment.datasets_of(splits):
             if kind == 'ann':
                 dataset.entry.ann_file = path
             else:

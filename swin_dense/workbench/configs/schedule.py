@@ -223,7 +223,7 @@ def _iterations(experiment: Experiment) -> int:
 
 def _images(experiment: Experiment, entry: Any) -> int | None:
     """Return the number of images that a data set, or a wrapper of data sets, has in an epoch; None if not known."""
-    for data in experiment.of(['train']):
+    for data in experiment.datasets_of(['train']):
         if data.entry is entry:
             return data.used_images
     kind = entry.get('type') if isinstance(entry, dict) else None

@@ -58,7 +58,7 @@ def check_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
         if mask.get('size') != [height, width] or not has_runs:
             return Mask(_NO_MASK)
         pixels = height * width
-        lengths = run_lengths(mask['counts'])
+        lengths = decode_rle(mask['counts'])
         is_within = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= pixels
         if not is_within or lengths.sum() != pixels:
             return Mask(_UNREADABLE)
@@ -143,7 +143,7 @@ def place_of_runs(lengths: np.ndarray, height: int) -> Place:
     return Place(left, top, right, bottom)
 
 
-def run_lengths(counts: list[Any] | str) -> np.ndarray:
+def decode_rle(counts: list[Any] | str) -> np.ndarray:
     """Return the lengths of the runs of RLE, a list or the text that pycocotools writes; none if it is neither."""
     none = np.array([], np.int64)
     if isinstance(counts, list):

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from mmengine.registry import DATASETS
 
+from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.images import check_images, endings_in, some
+from swin_dense.workbench.configs.images import check_images, endings_in
 
 
 def check_voc(data: DataSet, every_image: bool = False) -> list[str]:
@@ -30,17 +31,17 @@ def check_voc(data: DataSet, every_image: bool = False) -> list[str]:
     classes, count = built.metainfo['classes'], data.experiment.class_count
     if count not in (None, len(classes)):
         raise ValueError(
-            f'{data.address} has {len(classes)} classes, {some(classes)}, but the model has {count}; set the names '
-            f'with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
+            f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}; set the '
+            f'names with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
         )
     files = [sample['img_path'] for sample in samples]
     absent, _, notes_on_images = check_images(files, data.loader, every_image=every_image)
     if absent:
         folder = Path(files[0]).parent
         raise ValueError(
-            f'{name} lists {len(samples)} images, of which {len(absent)} are missing: {some(absent.values())}; mmdet '
-            f'reads names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO can '
-            'name other images: docs/own-data.md shows how to convert'
+            f'{name} lists {len(samples)} images, of which {len(absent)} are missing: {first_few(absent.values())}; '
+            f'mmdet reads names that end in .jpg, in {folder}, {endings_in(folder)}; annotations in the format of COCO '
+            'can name other images: docs/own-data.md shows how to convert'
         )
     stated: Counter[str] = Counter()
     used: Counter[str] = Counter()
@@ -51,19 +52,19 @@ def check_voc(data: DataSet, every_image: bool = False) -> list[str]:
     for label in classes:
         del others[label]
     notes = [f'{len(samples)} images, {stated.total()} objects']
-    unused = f'of names that are no class: {some(f"{label} ({number})" for label, number in others.most_common())}'
+    unused = f'of names that are no class: {first_few(f"{label} ({number})" for label, number in others.most_common())}'
     if not used and not data.is_evaluated:
         raise ValueError(
             f'{name}: none of the {stated.total()} objects in {len(samples)} files, such as '
-            f'{samples[0]["xml_path"]}, is of a class, {some(classes)}{f", but {unused}" if others else ""}; mmdet '
-            'compares names to the letter'
+            f'{samples[0]["xml_path"]}, is of a class, {first_few(classes)}{f", but {unused}" if others else ""}; '
+            'mmdet compares names to the letter'
         )
     if others:
         notes.append(f'{others.total()} of {stated.total()} objects are not used, {unused}')
     _check_boxes(samples)
     without = [label for label in classes if label not in used]
     if without:
-        notes.append(f'{len(without)} of {len(classes)} classes have no box: {some(without)}')
+        notes.append(f'{len(without)} of {len(classes)} classes have no box: {first_few(without)}')
     difficult = sum(one['ignore_flag'] for sample in samples for one in sample['instances'])
     if difficult:
         notes.append(f"mmdet does not train on {difficult} of {used.total()} boxes, those marked 'difficult'")

@@ -161,7 +161,7 @@ def plain(recipes: list[Recipe], weights: bool = False) -> str:
     return '\n'.join(lines)
 
 
-def chosen(recipes: list[Recipe], words: Sequence[str]) -> list[Recipe]:
+def matching_recipes(recipes: list[Recipe], words: Sequence[str]) -> list[Recipe]:
     """Return the recipes whose name or facts contain all words; the case of letters does not matter."""
     found = []
     for recipe in recipes:

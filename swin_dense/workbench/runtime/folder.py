@@ -18,7 +18,7 @@ import numpy as np
 
 from swin_dense.images.listing import real_path
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import alone, file_at, remove, write_json, written_whole
+from swin_dense.utils.atomic import atomic_path, exclusive_lock, file_at, remove, write_json
 from swin_dense.workbench.runtime.outputs import Prediction
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class ResultFolder:
             )
             return nullcontext()
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
-        return alone(self.path / LOCK, busy)
+        return exclusive_lock(self.path / LOCK, busy)
 
     def named(self, images: Mapping[str, Path], settings: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Return a name for the results of each image that is to be predicted.
@@ -117,7 +117,7 @@ class ResultFolder:
             raise FileExistsError(f'{first} is the result of {entry.image}; write those of {image} to another folder')
         is_complete = 'json' in existing
         known = entry.settings if is_complete else None
-        if known and self._settings and (other := checks.differences(known, self._settings)):
+        if known and self._settings and (other := checks.changed_settings(known, self._settings)):
             raise FileExistsError(
                 f'{first} was predicted with other settings ({other}); give --force instead of --resume to replace it, '
                 'or choose another --out'
@@ -144,7 +144,7 @@ class ResultFolder:
         from PIL import Image
 
         for ending, pixels in pictures.items():
-            with written_whole(self.file(name, ending)) as unfinished:
+            with atomic_path(self.file(name, ending)) as unfinished:
                 Image.fromarray(pixels).save(unfinished, quality=95)
         write_json(self.file(name, 'json'), prediction.record)
 

@@ -58,7 +58,7 @@ def interpolation(position: np.ndarray, inputs: int) -> np.ndarray:
     return np.maximum(1 - distance, 0)
 
 
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
+def encode_rle(mask: np.ndarray) -> dict[str, Any]:
     """Encode a mask (H, W) in COCO's run lengths."""
     from pycocotools import mask as coco_mask
 

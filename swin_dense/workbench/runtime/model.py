@@ -13,9 +13,9 @@ import numpy as np
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORTED, PRECISIONS
 from swin_dense.workbench.runtime import masks, painting, pictures, queries
-from swin_dense.workbench.runtime.clock import Clock
 from swin_dense.workbench.runtime.outputs import Instances, Outputs, Prediction
 from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
+from swin_dense.workbench.runtime.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
@@ -91,7 +91,7 @@ class ImagePredictor:
     is_detector: bool  # whether the model predicts instances
     bands: Sequence[int] | None = (0, 1, 2)  # of an image, counted from 0, that the model reads; None for all
 
-    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
+    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Stopwatch | None = None) -> Outputs:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
         raise NotImplementedError
 
@@ -105,23 +105,23 @@ class ImagePredictor:
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        return self._predicted(picture, Clock())[2]
+        return self._predicted(picture, Stopwatch())[2]
 
-    def predict(self, picture: Picture, clock: Clock | None = None) -> Prediction:
+    def predict(self, picture: Picture, clock: Stopwatch | None = None) -> Prediction:
         """Return the complete prediction for an image.
 
         Args:
             picture: a file, a PIL image, or (H, W, 3) uint8 in RGB.
             clock: measures the steps 'read', 'prepare', 'run' and 'finish'.
         """
-        clock = clock or Clock()
+        clock = clock or Stopwatch()
         pixels, outputs, record = self._predicted(picture, clock)
         shown = self._to_paint(pixels)
         painted = None if shown is None else painting.painted(shown, record, outputs, self.palette)
         clock.lap('finish')
         return Prediction(record, painted, outputs.labels, outputs.panoptic)
 
-    def _predicted(self, picture: Any, clock: Clock) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
+    def _predicted(self, picture: Any, clock: Stopwatch) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
         """Return the pixels of a picture, what the model predicts for them, and the record of that."""
         pixels = self.read(picture)
         clock.lap('read')
@@ -217,9 +217,9 @@ class Model(ImagePredictor):
         self._check(img)
         return img, resized
 
-    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Clock | None = None) -> Outputs:
+    def outputs(self, pixels: np.ndarray, picture: Any = None, clock: Stopwatch | None = None) -> Outputs:
         """Return what the model predicts for an image, (H, W, 3) uint8 in RGB, in the size of the image."""
-        clock = clock or Clock()
+        clock = clock or Stopwatch()
         size = (pixels.shape[0], pixels.shape[1])
         img, resized = self.prepared(pixels)
         clock.lap('prepare')
@@ -252,7 +252,7 @@ def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
         name = classes[label]
         listed.append({'class': name, 'label': int(label), 'score': float(score), 'box': box.tolist()})
     for instance, mask in zip(listed, found.masks, strict=False):  # there may be no masks
-        instance['mask'] = masks.run_lengths(mask)
+        instance['mask'] = masks.encode_rle(mask)
     return listed
 
 

@@ -422,7 +422,7 @@ def test_a_mask_of_floats_is_refused_without_a_warning(tmp_path):
     path = tmp_path / 'mask.tif'
     Image.fromarray(np.array([[0, np.nan], [300, 1]], np.float32)).save(path)
     with pytest.raises(ValueError, match=r'is an array \(2, 2\) of float32 from nan to nan; a mask must'):
-        masks._stored(str(path))
+        masks._read_mask(str(path))
 
 
 def test_masks_of_colours_are_refused_with_their_colours(roads):

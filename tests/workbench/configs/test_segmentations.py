@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_dense.workbench.configs.segmentations import check_mask, place_of_runs, run_lengths
+from swin_dense.workbench.configs.segmentations import check_mask, decode_rle, place_of_runs
 
 mask_tools = pytest.importorskip('pycocotools.mask')
 
@@ -27,7 +27,7 @@ def test_run_lengths_of_random_masks():
     for _ in range(500):
         mask = random_mask(generator)
         height, width = mask.shape
-        lengths = run_lengths(text_of(mask))
+        lengths = decode_rle(text_of(mask))
         assert lengths.sum() == height * width
         assert (np.repeat(np.arange(len(lengths)) % 2, lengths) == mask.ravel(order='F')).all()
         place = place_of_runs(lengths, height)
@@ -49,7 +49,7 @@ def rle(mask, is_text, order='F'):
     if order == 'C':
         mask = mask.ravel().reshape(mask.shape, order='F')
     counts = text_of(mask)
-    return {'size': list(mask.shape), 'counts': counts if is_text else run_lengths(counts).tolist()}
+    return {'size': list(mask.shape), 'counts': counts if is_text else decode_rle(counts).tolist()}
 
 
 @pytest.mark.parametrize('is_text', [False, True])

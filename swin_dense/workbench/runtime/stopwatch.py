@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Clock:
+class Stopwatch:
     """A stopwatch with a name for each lap."""
 
     def __init__(self) -> None:
