@@ -25,7 +25,7 @@ from mmengine.registry import DATASETS
 from swin_dense.utils import checks
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.hints import described, hint_on_reading
-from swin_dense.workbench.configs.segmentations import run_lengths
+from swin_dense.workbench.configs.segmentations import decode_rle
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
@@ -358,7 +358,7 @@ def _fault_of_mask(one: Any, size: list[Any] | None) -> str:
             return 'RLE must be counts, and the size of the image as [height, width]'
         if not isinstance(mask['size'], list) or not all(type(side) is int for side in mask['size']):
             return 'RLE must be counts, and the size of the image as [height, width]'
-        lengths, pixels = run_lengths(mask['counts']), math.prod(mask['size'])
+        lengths, pixels = decode_rle(mask['counts']), math.prod(mask['size'])
         is_whole = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= pixels == lengths.sum()
         return '' if is_whole else 'write polygons as finite numbers, RLE as lengths that sum to height times width'
     parts = mask if isinstance(mask, list) else []
