@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
 from swin_dense.mm.dialects import translated, why_unknown
-from swin_dense.mm.resume import allow_training_checkpoints
+from swin_dense.mm.training_files import let_mmengine_read_training_files
 from swin_dense.models.layers import ACTIVATIONS, NORMS
 from swin_dense.models.options import reject_unknown
 from swin_dense.models.swin import SwinBackbone
@@ -25,7 +25,7 @@ from swin_dense.models.swin_v2 import SwinV2Backbone
 from swin_dense.ops.layout import to_maps
 from swin_dense.utils import checks
 
-allow_training_checkpoints()
+let_mmengine_read_training_files()
 
 # Keys of an init_cfg of the type 'Pretrained': the options of load_checkpoint, and mmengine's map_location, which has
 # no effect because weights are read on the CPU and copied to the device of the backbone.

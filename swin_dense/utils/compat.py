@@ -5,7 +5,9 @@ When the older versions are no longer supported, callers can use torch's functio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,7 +95,27 @@ def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., Non
         module._register_load_state_dict_pre_hook(hook, with_module=True)
 
 
-def add_safe_globals(entries: list[Any]) -> None:
-    """See ``torch.serialization.add_safe_globals``; does nothing before 2.6, whose ``torch.load`` trusts all files."""
-    if _HAS_2_6:
-        torch.serialization.add_safe_globals(entries)
+_SAFE_GLOBALS = threading.RLock()
+
+
+@contextlib.contextmanager
+def safe_globals(found: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context, ``torch.load(weights_only=True)`` finds some objects, by the names that files have for them.
+
+    ``torch.serialization.safe_globals`` chooses at random between two objects of one name, and afterwards forgets those
+    that were registered before. Before torch 2.6, whose ``torch.load`` trusts all files, nothing changes.
+    """
+    if not _HAS_2_6:
+        yield
+        return
+    with _SAFE_GLOBALS:
+        before = torch.serialization.get_safe_globals()
+        named = [one if isinstance(one, tuple) else (one, f'{one.__module__}.{one.__qualname__}') for one in before]
+        kept = [(value, name) for value, name in named if name not in found]
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals([*kept, *((value, name) for name, value in found.items())])
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)

@@ -11,7 +11,8 @@ PACKAGE = ROOT / 'swin_dense'
 # Names that torch 2.1 lacks or has in another form.
 NEWER = {
     'custom_op', 'is_compiling', 'is_exporting', 'is_autocast_enabled', 'get_autocast_dtype', 'uint16',
-    'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'OutOfMemoryError',
+    'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'clear_safe_globals',
+    'safe_globals', 'OutOfMemoryError',
 }  # fmt: skip
 
 
