@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
@@ -86,6 +87,32 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     return options
 
 
+def _window_size(weights: ConvertedBackbone, stages: int, is_dense: bool) -> Size | list[Size] | None:
+    """Return the window of all stages, or one per stage, of weights; None if they do not determine it.
+
+    ``is_dense`` says that the weights are certainly not those of a classifier.
+    """
+    windows = [weights.windows.get(stage) for stage in range(stages)]
+    known = [window for window in windows if window is not None]
+    if len(known) < stages or len(set(known)) == 1:
+        return windows[0]
+    if weights.family.network == 'swinv2' and weights.family is not OURS_V2 and not is_dense and _is_shrunk(known):
+        return known[0]
+    return known
+
+
+def _is_shrunk(windows: Sequence[Size]) -> bool:
+    """Return whether windows per stage are one that shrinks to the maps of a classifier of V2, as its files have it.
+
+    Once a map is smaller than the first window, it is the window, and each further stage halves it.
+    """
+    return all(
+        old == first >= new >= -(-first // 2) or new == -(-old // 2)
+        for first, *sides in zip(*windows, strict=True)
+        for old, new in pairwise([first, *sides])
+    )
+
+
 def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:
     """Return the ratio with the fewest digits that gives all (hidden, input) channels, rounded down, of the MLPs."""
     smallest = max((hidden / channels for hidden, channels in widths), default=0)
@@ -126,20 +153,16 @@ def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[
     outputs = tuple(stage for stage in range(stages) if f'norm{stage}.weight' in weights.tensors)
     if set(outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
         inferred['out_indices'] = outputs
-    windows = [weights.windows.get(stage) for stage in range(stages)]
-    # The windows of V2 in other files than our own are those of a classifier, shrunk to its maps.
-    is_per_stage = None not in windows and (weights.family.network == 'swin' or weights.family is OURS_V2)
-    if is_per_stage and len(set(windows)) > 1:
-        inferred['window_size'] = windows
-    elif windows[0]:
-        inferred['window_size'] = windows[0]
+    if window := _window_size(weights, stages, is_dense='out_indices' in inferred):
+        inferred['window_size'] = window
     if weights.trained_windows:
         trained = [weights.trained_windows.get(stage) for stage in range(stages)]
         inferred['pretrained_window_size'] = pretrained_sides(trained)
-    elif weights.family.network == 'swinv2' and 'pretrained_window_size' not in given:
+    needed = ['window_size', 'pretrained_window_size'] if weights.family.network == 'swinv2' else ['window_size']
+    if absent := [option for option in needed if option not in {**inferred, **given}]:
         raise CheckpointError(
-            f'{weights.described} is a Swin V2 that does not record the windows it was trained with, which other '
-            'windows need; give pretrained_window_size, one side or one per stage'
+            f'{weights.described} does not record the windows that it was trained with, on which the maps depend; give '
+            f'{" and ".join(absent)}'
         )
     position = weights.tensors.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:

@@ -60,13 +60,41 @@ class TestCreateBackbone:
         assert made.window_size == (8, 8)
         assert made.pretrained_window_size == (4, 4, 4, 2)
         assert equal_weights(made, source)
-        for options in ({}, {'window_size': 12}):  # the given window is not that of the training
-            with pytest.raises(CheckpointError, match=r'give pretrained_window_size'):
-                create_backbone(checkpoint=export_state_dict(source, 'timm'), **options)
-        stripped = {name: x for name, x in source.state_dict().items() if 'coords' not in name}
-        assert create_backbone(checkpoint=stripped, pretrained_window_size=4).window_size == (8, 8)
+        unrecorded = export_state_dict(source, 'timm')
+        for options, asked in (
+            ({}, r'give window_size and pretrained_window_size$'),
+            ({'window_size': 8}, r'give pretrained_window_size$'),  # the given window is not that of the training
+            ({'pretrained_window_size': 4}, r'give window_size$'),
+        ):
+            with pytest.raises(CheckpointError, match=asked):
+                create_backbone(checkpoint=unrecorded, **options)
+        made = create_backbone(checkpoint=unrecorded, window_size=8, pretrained_window_size=(4, 4, 4, 2))
+        assert_within(made.double()(IMAGE), source.double().eval()(IMAGE), 1e-9)
         with pytest.raises(CheckpointError, match=r'a Swin V2; the model is a Swin V1\.\n? Build SwinV2Backbone'):
             create_backbone('swin_t', source.state_dict())
+
+    @pytest.mark.parametrize('family', ['official', 'mmpretrain', 'torchvision'])
+    @pytest.mark.parametrize('windows', [(2, 2, 4, 4), (4, 4, 2, 2), (4, 4, 4, 2), (4, 2, 4, 2)], ids=str)
+    def test_v2_of_other_libraries_keeps_a_window_per_stage(self, family, windows):
+        source = build_v2(1, window_size=[(side, side) for side in windows])
+        state = export_state_dict(source, family)
+        assert [side for side, _ in create_backbone(checkpoint=state).windows] == list(windows)
+        # Without its output norms, it may be a classifier, whose windows shrink to its maps, and never grow.
+        state = {name: x for name, x in state.items() if not name.startswith('norm')}
+        is_shrunk = windows == (4, 4, 4, 2)
+        made = create_backbone(checkpoint=state)
+        assert [side for side, _ in made.windows] == [4, 4, 4, 4] if is_shrunk else list(windows)
+        assert made.trained_windows == list(source.windows)
+
+    def test_windows_that_a_file_does_not_record_are_asked_for(self):
+        without_tables = build(1, window_size=5, use_rel_pos_bias=False)
+        oblong = build(1, window_size=(5, 3))
+        for source in (without_tables, oblong):
+            options = {'checkpoint': source.state_dict(), 'num_heads': ARCH['num_heads']}
+            with pytest.raises(CheckpointError, match=r'give window_size$'):
+                create_backbone(**options)
+            made = create_backbone(**options, window_size=source.window_size).double()
+            same_outputs(made, source.float().double())
 
     def test_v2_windows_that_shrink_to_small_maps(self):
         """Only with clamp_window=True, and if the windows of the first stage are those of the training."""
