@@ -5,6 +5,7 @@ The parts of a model must take the maps that its backbone returns, and the data 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.coco import check_coco
-from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
+from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts, is_local
 from swin_dense.workbench.configs.masks import check_masks
 from swin_dense.workbench.configs.xml import check_voc
 
@@ -37,6 +38,7 @@ def check_data(
     """
     check_channels(experiment)
     check_prediction(experiment)
+    check_names(experiment, splits)
     notes = notes_on_classes(experiment, splits, trained)
     notes += notes_on_frozen_stages(experiment) if 'train' in splits else []
     check_packages(experiment.config)
@@ -53,13 +55,29 @@ def check_data(
     for dataset in experiment.datasets_of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
     for dataset in different.values():
-        if dataset.kind == 'CocoDataset' and dataset.annotations and not is_address(dataset.annotations):
+        if dataset.kind == 'CocoDataset' and dataset.annotations and _is_file(dataset):
             notes += check_coco(dataset, every_image)
         elif experiment.scope == 'mmseg':
             notes += check_masks(dataset, every_image)
         elif experiment.is_detector and dataset.kind != 'CocoDataset':
             notes += check_voc(dataset, every_image)
     return list(dict.fromkeys(notes))
+
+
+def _is_file(data: DataSet) -> bool:
+    return is_local(data.entry) and not is_address(data.annotations)
+
+
+def check_names(experiment: Experiment, splits: Sequence[str]) -> None:
+    """Raise ValueError for a text in place of a list of classes: the frameworks take each letter for a name."""
+    for data in experiment.of(splits):
+        classes = (data.entry.get('metainfo') or {}).get('classes')
+        if isinstance(classes, str) and not os.path.isfile(classes):
+            names = [name.strip() for name in classes.split(',') if name.strip()]
+            raise ValueError(
+                f'{data.address}.metainfo.classes is the text {classes!r}, of which each letter would be a class; give '
+                f'a list, also of one name: --set "{data.address}.metainfo.classes={names}"'
+            )
 
 
 def notes_on_classes(experiment: Experiment, splits: Sequence[str], trained: Sequence[str] = ()) -> list[str]:

@@ -109,14 +109,14 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
                     cure = f'rename {first_few(pairs)}'
                 raise ValueError(
                     f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
-                    f'(--classes {_quoted(classes)}); in it, {cure}'
+                    f'({_quoted(classes)}); in it, {cure}'
                 )
             if not pairs and {*found} < {*classes}:
                 raise ValueError(
-                    f'{differ}: add {first_few(absent)} to its categories, also without an annotation, in the order of '
-                    f'--classes {_quoted(classes)}'
+                    f'{differ}: add {first_few(absent)} to its categories, also without an annotation, in the order '
+                    f'{_quoted(classes)}'
                 )
-        raise ValueError(f'{differ}; give those to train with, such as all of the file: {_as_option(name, found)}')
+        raise ValueError(f'{differ}; name those to train with, such as all of the file: {_as_option(name, found)}')
     used = [category for category in categories if category['name'] in classes]
     names = [category['name'] for category in used]
     ids = {category['id'] for category in used}
@@ -133,7 +133,7 @@ def _check_categories(name: str, categories: Sequence[Any], data: DataSet) -> di
         if data.is_evaluated:
             raise ValueError(
                 f'{order}{_training_data(data, name)}; sort the list of categories in this file so, with any ids '
-                f'(--classes {_quoted(classes)})'
+                f'({_quoted(classes)})'
             )
         raise ValueError(f'{order}; give them in the order of the file: {_as_option(name, names)}')
     return {category['id']: category['name'] for category in used}
@@ -150,12 +150,11 @@ def _quoted(names: Sequence[Any]) -> str:
 
 
 def _as_option(name: str, names: Sequence[Any]) -> str:
-    """Return the option that gives these classes of a file, or all of it if their names are not plain words."""
+    """Return the command with these classes of a file, or with the file if their names are not plain words."""
     is_plain = all(isinstance(one, str) and ',' not in one and one == one.strip() for one in names)
-    if is_plain:
-        return f'--classes {_quoted(names)}'
     file = name.partition(', in the part ')[0]
-    return f'--classes "{file}"'
+    given = _quoted(names) if is_plain else f'"{file}"'
+    return f'`swin-dense config ... --classes {given}`'
 
 
 def _are_numbers(entry: Any, *keys: str) -> bool:
@@ -378,12 +377,16 @@ def _check_files(name: str, images: Any, data: DataSet, every_image: bool) -> li
     files = {}
     for image in images.values():
         files[os.path.join(folder, image['file_name'])] = image
-    absent, looked_at, notes = check_images(list(files), data.loader, every_image=every_image)
+    samples = {}
+    for file, image in files.items():
+        size = {'height': image['height'], 'width': image['width']}
+        samples[file] = {'img_path': file, 'img_id': image['id'], 'instances': [], **size}
+    absent, looked_at, notes = check_images(list(files), data.loader, every_image=every_image, samples=samples)
     if absent:
         first = files[next(iter(absent))]['file_name']
         raise ValueError(
             f'{name} lists {len(files)} images, of which {len(absent)} are missing: {first_few(absent.values())}; the '
-            f'folder is {folder}, {endings_in(folder)} (--train-images, --val-images){hint_on_name([folder], first)}'
+            f'folder is {folder}, {endings_in(folder)} (data_prefix.img){hint_on_name([folder], first)}'
         )
     stated = {}
     wrong = []

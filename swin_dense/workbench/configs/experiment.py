@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS
 from swin_dense.utils.addresses import is_address
 
 SPLITS = ('train', 'val', 'test')
+FILE_LOADERS = ('LoadImageFromFile', 'LoadBands')  # transforms that read an image from the file at its path
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
 _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 
@@ -132,7 +133,7 @@ class DataSet:
         classes = (entry.get('metainfo') or {}).get('classes') or known.get('classes')
         if isinstance(classes, str) and os.path.isfile(classes):  # mmengine reads a name from each line
             classes = list_from_file(classes)
-        self.classes: tuple[Any, ...] = tuple(classes or ())
+        self.classes: tuple[Any, ...] = (classes,) if isinstance(classes, str) else tuple(classes or ())
         self.used_images: int | None = None
         self.reduces_zero: bool | None = None
 
@@ -144,16 +145,24 @@ class DataSet:
     def paths(self) -> list[str]:
         """Return the file of annotations and the folders that the data set reads."""
         reads_maps = any(step.get('with_seg') for step in self.pipeline)
-        paths = [self.annotations] if self.annotations else []
+        paths = [self.annotations] if self.annotations and is_local(self.entry) else []
+        # Another storage may have no such folder, and an own loader another place.
+        kind = str(self.loader.get('type')).rpartition('.')[2]
+        has_folders = kind in FILE_LOADERS and is_local(self.loader)
         for prefix, folder in (self.entry.get('data_prefix') or {}).items():
             # mmdet's instance recipes only name the folder of panoptic masks.
             is_named_only = prefix == 'seg' and self.kind == 'CocoDataset' and not reads_maps
-            if folder and not is_named_only:
+            if folder and has_folders and not is_named_only:
                 paths.append(self.folder(prefix))
         return paths
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
+
+
+def is_local(part: Any) -> bool:
+    """Return whether a data set or transform opens its paths as local files, by mmengine's backend of storage."""
+    return (part.get('backend_args') or {}).get('backend', 'local') == 'local'
 
 
 def framework_of(config: Config) -> str:

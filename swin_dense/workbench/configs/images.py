@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from mmengine.registry import TRANSFORMS
 from swin_dense.images.headers import Header, read_header
 from swin_dense.images.pixels import ImageError, upright
 from swin_dense.images.reading import pixels_of
+from swin_dense.utils import checks
+from swin_dense.workbench.configs.experiment import FILE_LOADERS, is_local
 
-_LOADERS = ('LoadImageFromFile', 'LoadBands')
+_ASKED = 5  # images that another loader is asked for
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _INVERSE = {6: 8, 8: 6}  # other orientations are their own inverse
 _NAMED = 5  # files that an error names
@@ -42,15 +45,23 @@ class ImageReport(NamedTuple):
     notes: list[str]
 
 
-def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image: bool = False) -> ImageReport:
+def check_images(
+    paths: Sequence[str],
+    load: Any,
+    most: int = 1000,
+    every_image: bool = False,
+    samples: Mapping[str, Any] | None = None,
+) -> ImageReport:
     """Check the headers of images, and decode one image of each kind of header, or every image.
+
+    A transform of another class, or with a storage backend, is asked for some images: only it knows whether they exist.
 
     Args:
         paths: the images.
-        load: the config of the transform that loads them; of others than ``LoadImageFromFile`` and ``LoadBands``,
-            nothing is known.
+        load: the config of the transform that loads them.
         most: the number of headers to read at most, evenly spaced.
         every_image: whether to decode every image; each of several processes takes a share.
+        samples: by path, the dict of the data set that the transform gets; without, a dict of ``img_path`` alone.
 
     Returns:
         missing: the images that are no files, with the reason; if there are any, nothing else was looked at.
@@ -60,9 +71,11 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
     Raises:
         ValueError: images cannot be decoded.
     """
-    missing = missing_files(paths)
     name = load.get('type', '').rpartition('.')[2]
-    if missing or name not in _LOADERS:
+    if not reads_files(load):
+        return ImageReport({}, _ask(sample_evenly(paths, _ASKED, every_image), load, samples or {}), [])
+    missing = missing_files(paths)
+    if missing:
         return ImageReport(missing, {}, [])
     paths = sample_evenly(paths, most, every_image)
     decode = _decoder(load, name)
@@ -107,6 +120,32 @@ def check_images(paths: Sequence[str], load: Any, most: int = 1000, every_image:
                 + (f' ({cure})' if is_upright and name == 'LoadImageFromFile' else '')
             )
     return ImageReport({}, found, notes)
+
+
+def reads_files(load: Any) -> bool:
+    """Return whether a transform reads an image from the local file at its path."""
+    return load.get('type', '').rpartition('.')[2] in FILE_LOADERS and is_local(load)
+
+
+def _ask(paths: Sequence[str], load: Any, samples: Mapping[str, Any]) -> dict[str, LoadedSize]:
+    """Load images with a transform of any class; raise ValueError for those that it cannot load."""
+    transform = TRANSFORMS.build(dict(load))
+    found = {}
+    reasons = []
+    for path in paths:
+        try:
+            results = transform(copy.deepcopy(samples.get(path, {'img_path': path})))
+            if results is None:
+                raise ValueError('it returns None')
+        except Exception as error:  # of any loader
+            reasons.append(f'{path} ({type(error).__name__}: {error})')
+            continue
+        if isinstance(results.get('img'), np.ndarray):
+            found[path] = LoadedSize(results['img'].shape[1::-1], 1, True)
+    if reasons:
+        count = f'{len(reasons)} of {len(paths)} images'
+        raise ValueError(f'{count} that {load["type"]} was asked for cannot be loaded: {checks.first_few(reasons)}')
+    return found
 
 
 def _decoder(load: Any, name: str) -> Callable[[str], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mmcv
 import numpy as np
@@ -11,8 +12,15 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.configs.experiment import DataSet, dicts, mapped_values
-from swin_dense.workbench.configs.images import check_images, endings_in, missing_files, other_size, sample_evenly
+from swin_dense.workbench.configs.experiment import DataSet, dicts, is_local, mapped_values
+from swin_dense.workbench.configs.images import (
+    check_images,
+    endings_in,
+    missing_files,
+    other_size,
+    reads_files,
+    sample_evenly,
+)
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
@@ -30,8 +38,8 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
     # Test-time augmentation loads the masks in a step inside of another.
     labelling = [step for step in dicts(pipeline) if step.get('type') in _LABELLING]
-    loads_masks = any(step['type'] == 'LoadAnnotations' for step in labelling)
-    if not loads_masks or not hasattr(data.dataset_class, 'get_label_map'):
+    loading = next((step for step in labelling if step['type'] == 'LoadAnnotations'), None)
+    if loading is None or not hasattr(data.dataset_class, 'get_label_map'):
         return []  # not like mmseg's own data sets, which consist of images and masks
     _check_names(data)
     built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
@@ -42,11 +50,12 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         folder = Path(built.data_prefix[key])
         if not samples:
             raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
-        absent = missing_files([sample[key] for sample in samples])
+        is_file = reads_files(data.loader) if key == 'img_path' else is_local(loading)
+        absent = missing_files([sample[key] for sample in samples]) if is_file else {}
         if absent:
             raise ValueError(
                 f'{len(absent)} of {len(samples)} files are missing: {first_few(absent.values())} in {folder}, '
-                f'{endings_in(folder)} (img_suffix, seg_map_suffix; --train-ann and --val-ann take lists of names)'
+                f'{endings_in(folder)} (img_suffix, seg_map_suffix; ann_file takes a list of names)'
             )
     classes = data.experiment.class_count or len(data.classes) or _IGNORED
     ignored = {_IGNORED}
@@ -63,12 +72,12 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     not_used: set[int] = set()
     share = 0.0  # of the pixels that are ignored
     wrong: dict[str, set[int]] = {}
-    paths = [sample['img_path'] for sample in samples]
-    _, images, notes = check_images(paths, data.loader, _SAMPLED, every_image)
+    of_image = {sample['img_path']: sample for sample in samples}
+    _, images, notes = check_images(list(of_image), data.loader, _SAMPLED, every_image, of_image)
     looked_at = sample_evenly(samples, _SAMPLED, every_image)  # the masks of these images
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']
-        mask = _read_mask(path)
+        mask = _read_mask(path, loading.get('backend_args'))
         if image in images and images[image].size != mask.shape[::-1]:
             advice = 'a mask must have the size of its image'
             read = f'its image {image} is read'
@@ -91,14 +100,14 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         raise ValueError(
             f'the mask {path} has pixels of the value {min(wrong[path])}, but the classes {known}; to '
             f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
-            'values than their indices, with --mask-values; otherwise name all classes with --classes'
+            'values than their indices, with `--mask-values`; otherwise name all classes, with `--classes`'
         )
     if len(found) <= 1 and _IGNORED in stored and mapped is None:
         given = ','.join(map(str, sorted(stored)))
         raise ValueError(
             f'the {len(looked_at)} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '
             'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {given}`; if it is not, with --mask-values {",".join(map(str, range(classes)))}'
+            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(classes)))}`'
         )
     names = built.metainfo.get('classes') or range(classes)
     rest = [name for index, name in enumerate(names) if index not in found]
@@ -137,10 +146,10 @@ def _check_names(data: DataSet) -> None:
     )
 
 
-def _read_mask(path: str) -> np.ndarray:
+def _read_mask(path: str, backend_args: Any = None) -> np.ndarray:
     """Return the values that are stored in a mask, before mmseg makes them uint8."""
     try:
-        mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend='pillow').squeeze()
+        mask = mmcv.imfrombytes(fileio.get(path, backend_args), flag='unchanged', backend='pillow').squeeze()
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
     # Values beyond 8 bits, and NaN, are not converted: NumPy warns about them.

@@ -30,9 +30,11 @@ def check_voc(data: DataSet, every_image: bool = False) -> list[str]:
     name = data.annotations or data.address
     classes, count = built.metainfo['classes'], data.experiment.class_count
     if count not in (None, len(classes)):
+        names = sorted({label for sample in samples for label in _labels(sample['xml_path'])})
         raise ValueError(
             f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}; set the '
-            f'names with --set {data.address}.metainfo.classes=A,B, and num_classes of each head to their number'
+            f'names, such as those in the files, with --set "{data.address}.metainfo.classes={names}", and num_classes '
+            'of each head to their number'
         )
     files = [sample['img_path'] for sample in samples]
     absent, _, notes_on_images = check_images(files, data.loader, every_image=every_image)

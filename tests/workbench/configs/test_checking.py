@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 from pycocotools.mask import encode
 
-from swin_dense.commands._main import main
+from swin_dense.commands._main import main, parser_of
 from swin_dense.workbench.configs import masks
+from swin_dense.workbench.configs.settings import merge_settings
 from tests.workbench.configs.data import (
     CLASSES,
     DETECTOR,
@@ -93,7 +94,10 @@ ELSEWHERE = "annotations are wrong, such as .*'id': 1,.*covers nothing, or lies 
 # The change of the annotations, the split that is wrong, and what the error says.
 WRONG = {
     "Roboflow's root category": (roboflow, r'several categories of one name or id.*remove or rename'),
-    'another order': (lambda content: content['categories'].reverse(), 'in the order ripe pear,apple.*--classes "'),
+    'another order': (
+        lambda content: content['categories'].reverse(),
+        'in the order ripe pear,apple.*(--classes|sort the list)',
+    ),
     'a category that is none': (
         first(category_id=99),
         r"1 of 4 annotations are wrong, such as .*'category_id': 99.*no category",
@@ -158,7 +162,14 @@ def test_wrong_annotations_are_one_error(fruit, case, file):
     with pytest.raises(ValueError, match=message) as caught:
         check_data(config, ('train', 'val'))
     assert str(fruit.root / file) in str(caught.value)
+    assert not unknown_options(caught.value)
     assert str(caught.value) in fruit.refused()
+
+
+def unknown_options(error):
+    """Return the options that an error advises and `train` does not have, outside of commands that it shows."""
+    words = re.findall(r'--[a-z-]+', re.sub('`[^`]*`', '', str(error)))
+    return {*words} - {*parser_of('train')._option_string_actions}
 
 
 def test_wrong_masks_are_one_error(fruit):
@@ -409,6 +420,27 @@ def test_masks_with_a_palette_and_a_class_that_does_not_occur(roads):
     ]
 
 
+def test_errors_of_masks_advise_no_option_that_train_lacks(roads):
+    config = roads.write()
+    for change in (labelme, lambda mask: Image.fromarray(np.full_like(mask, 7))):
+        store(roads, change)
+        with pytest.raises(ValueError, match='--mask-values') as caught:
+            check_data(config, ('train',))
+        assert not unknown_options(caught.value)
+
+
+def test_a_text_in_place_of_a_list_of_classes_is_refused(fruit):
+    """mmdet numbers the letters of a text that is not the path of a file."""
+    config = fruit.write()
+    config.train_dataloader.dataset.metainfo = {'classes': 'apple'}
+    assert dataset_of(config, 'train', pipeline=[], filter_cfg=None).metainfo['classes'] == 'apple'
+    with pytest.raises(ValueError, match="is the text 'apple', of which each letter") as caught:
+        check_data(config, ('train',))
+    (setting,) = re.findall('--set "(.*)"', str(caught.value))
+    merge_settings(config, [setting])
+    assert config.train_dataloader.dataset.metainfo.classes == ['apple']
+
+
 @pytest.mark.parametrize('value', [258, 1000])
 def test_masks_of_16_bits_are_read_but_those_that_would_wrap(roads, value):
     store(roads, lambda mask: Image.fromarray(mask.astype(np.uint16)))
@@ -613,7 +645,10 @@ def test_data_are_split_again_beside_the_files_of_a_split(ten_fruits):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--classes', 'plum'], 'give those to train with, such as all of the file: --classes "'),
+        (
+            ['--classes', 'plum'],
+            'such as all of the file: `swin-dense config ... --classes "',
+        ),
         (['--val-share', '0.99'], 'leaves none for training'),
         (['--val-share', '1'], '--val-share must be between 0 and 1'),
         (['--train-images', 'images/default', '--val-images', 'images'], 'without validation data'),
@@ -749,7 +784,7 @@ def test_training_and_validation_files_that_disagree(fruit, train, val, message)
     assert message in said
     assert f'{fruit.root / VAL} has' in said
     assert f'those of the training data in {fruit.root / TRAIN}' in said
-    assert f'--classes "{",".join(train)}"' in said
+    assert f'"{",".join(train)}"' in said
     if val != ['apple']:  # classes that lack one of the file are a choice
         assert f'--classes "{",".join(train)}"' in fruit.refused('--classes', ','.join(val))
 
@@ -798,10 +833,7 @@ def test_a_training_file_that_lacks_a_class_is_to_be_completed(fruit):
 
     fruit.change(drop_pear, TRAIN)
     said = fruit.refused()
-    assert (
-        'add ripe pear to its categories, also without an annotation, in the order of --classes "apple,ripe pear"'
-        in said
-    )
+    assert 'add ripe pear to its categories, also without an annotation, in the order "apple,ripe pear"' in said
 
 
 @pytest.mark.parametrize('name', ['', '.', '..'])
