@@ -70,7 +70,7 @@ def _is_file(data: DataSet) -> bool:
 
 def check_names(experiment: Experiment, splits: Sequence[str]) -> None:
     """Raise ValueError for a text in place of a list of classes: the frameworks take each letter for a name."""
-    for data in experiment.of(splits):
+    for data in experiment.datasets_of(splits):
         classes = (data.entry.get('metainfo') or {}).get('classes')
         if isinstance(classes, str) and not os.path.isfile(classes):
             names = [name.strip() for name in classes.split(',') if name.strip()]
