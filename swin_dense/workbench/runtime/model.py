@@ -14,7 +14,14 @@ from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORTED, PRECISIONS
 from swin_dense.workbench.runtime import masks, painting, pictures, queries
 from swin_dense.workbench.runtime.outputs import Instances, Outputs, Prediction
-from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
+from swin_dense.workbench.runtime.sessions import (
+    FORMAT,
+    SESSIONS,
+    ForkedProcessError,
+    OnnxRuntime,
+    OpenVino,
+    check_precision,
+)
 from swin_dense.workbench.runtime.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -46,6 +53,7 @@ def load(
         ValueError: the file is damaged or incomplete, was not written by ``swin-dense export``, contains only a
             backbone, or was written by a later version of this package; or the runtime does not compute in the
             precision here.
+        RuntimeError: the process was forked from one that used OpenVINO, and the runtime is OpenVINO.
         ImportError: the runtime, OpenCV or pycocotools is not installed.
     """
     suffix = Path(path).suffix.lower()
@@ -63,7 +71,7 @@ def load(
     packages.require('the runtime', 'cv2', 'pycocotools')
     try:
         session = SESSIONS[runtime](path, threads, precision)
-    except ImportError:
+    except (ImportError, ForkedProcessError):
         raise
     except Exception as error:  # each library has its own exception types
         reason = checks.shortened(' '.join(str(error).split()))
@@ -80,6 +88,11 @@ def load(
     except ValueError as error:
         raise ValueError(f'the metadata of {path} is damaged ({error}); export the model again') from error
     checks.file_format(str(path), facts, FORMAT)
+    if facts['task'] == 'segmentation' and 'size' not in session.inputs:
+        raise ValueError(
+            f'{path} has lost the optional input `size` of a segmentor, which openvino.convert_model and other tools '
+            "remove; convert it with openvino.save_model(openvino.Core().read_model('model.onnx'), 'model.xml')"
+        )
     return Model(session, facts, score)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from os import PathLike, fspath
 from typing import Any
 
@@ -14,13 +16,20 @@ KEY = 'swin_dense'  # key of the JSON metadata in the file
 FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
 OPTIONAL = ('size',)  # inputs with a default value
 _HINTS = {'float32': 'f32', 'bfloat16': 'bf16'}  # OpenVINO's names of precisions
+# OpenVINO keeps what it prepares for each size of each layer, 5000 entries by default, so that memory rises over
+# hundreds of image sizes. With this many, two sizes that alternate are still as fast.
+_OPENVINO_CACHE = {'CPU_RUNTIME_CACHE_CAPACITY': 250}
+
+
+class ForkedProcessError(RuntimeError):
+    """OpenVINO was used before this process was forked, in which its threads do not exist."""
 
 
 class OnnxRuntime:
     """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default.
 
-    ``facts`` are the metadata of the file as JSON, if it has some, and ``size`` the (height, width) that it takes, None
-    for any.
+    ``facts`` are the metadata of the file as JSON, if it has some, ``inputs`` the names of its inputs, and ``size`` the
+    (height, width) that it takes, None for any.
     """
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
@@ -32,8 +41,9 @@ class OnnxRuntime:
         options.add_session_config_entry('session.x64quantprecision', '1')
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
-        sides = self._session.get_inputs()[0].shape[-2:]
-        self.size = tuple(side if isinstance(side, int) else None for side in sides)
+        inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
+        self.inputs = [one.name for one in inputs]
+        self.size = tuple(side if isinstance(side, int) else None for side in inputs[0].shape[-2:])
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
@@ -54,6 +64,7 @@ class OpenVino:
         sides = list(model.input(0).partial_shape)[-2:]
         self.size = tuple(side.get_length() if side.is_static else None for side in sides)
         self._defaults = _restore_optional_inputs(openvino, model)
+        self.inputs = [name for one in model.inputs for name in one.names]
         # By default OpenVINO chooses the precision by the processor.
         options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': _HINTS[precision]}
         if threads:
@@ -64,6 +75,7 @@ class OpenVino:
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
+        _openvino_core()  # an error in a forked process, which would wait for ever
         try:
             request = self._idle_requests.pop()  # atomic, as append is
         except IndexError:
@@ -73,14 +85,29 @@ class OpenVino:
         return list(outputs.values())
 
 
-@functools.cache
 def _openvino_core() -> Any:
-    """Return the one core of this process.
+    """Return the core of this process; raise ForkedProcessError in one that was forked from the process of the core."""
+    core, process = _core_and_process()
+    if os.getpid() != process:
+        raise ForkedProcessError(
+            'OpenVINO was used before this process was forked, and its threads exist only in the process before; load '
+            "models in the new process alone, or start it with multiprocessing.get_context('spawn')"
+        )
+    return core
+
+
+@functools.cache
+def _core_and_process() -> tuple[Any, int]:
+    """Return the one core of a process, and the id of that process.
 
     Each core gives its thread a stack for signals, and frees it at its end. Where two cores end in the order in which
     they began, the stack of the first remains in use, and the next signal, such as Ctrl-C, ends the process.
     """
-    return packages.optional('the runtime', 'openvino').Core()
+    core = packages.optional('the runtime', 'openvino').Core()
+    core.get_property('CPU', 'FULL_DEVICE_NAME')  # loads the plugin, without which any property is accepted
+    with contextlib.suppress(RuntimeError):  # the property is not documented, and a version may lack it
+        core.set_property('CPU', _OPENVINO_CACHE)
+    return core, os.getpid()
 
 
 def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ def file(tmp_path):
     graph = """conv (float[B, 3, H, W] img) => (float[B, 16, h, w] out) {
         out = Conv (img, weight)
     }"""
-    return write_model(tmp_path / 'conv.onnx', graph, SEGMENTOR, {'weight': WEIGHT})
+    return write_model(tmp_path / 'conv.onnx', graph, {**SEGMENTOR, 'task': 'detection'}, {'weight': WEIGHT})
 
 
 def error_of(loaded):
