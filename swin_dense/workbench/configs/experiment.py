@@ -17,7 +17,8 @@ from swin_dense.utils.addresses import is_address
 SPLITS = ('train', 'val', 'test')
 FILE_LOADERS = ('LoadImageFromFile', 'LoadBands')  # transforms that read an image from the file at its path
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
-_OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
+TEXT_MODELS = ('GroundingDINO', 'GLIP')
+_OTHER_COUNTS = ('RPN', *TEXT_MODELS)
 
 
 class Experiment:

@@ -18,7 +18,15 @@ from swin_dense.images.listing import IMAGE_SUFFIXES
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.beside import share_of, split_annotations, split_names, write_beside, write_copies
-from swin_dense.workbench.configs.experiment import SPLITS, Experiment, dicts, framework_of, is_panoptic, mapped_values
+from swin_dense.workbench.configs.experiment import (
+    SPLITS,
+    TEXT_MODELS,
+    Experiment,
+    dicts,
+    framework_of,
+    is_panoptic,
+    mapped_values,
+)
 from swin_dense.workbench.configs.images import endings_in, hint_on_name
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
@@ -366,7 +374,10 @@ def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
     if not experiment.is_detector and len(classes) < 2:
         raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {classes[0]!r}')
     old_count = experiment.class_count
-    if old_count is None:
+    if experiment.model.get('type') in TEXT_MODELS:
+        old_count = experiment.model.bbox_head.num_classes
+        _return_names(experiment)
+    elif old_count is None:
         raise ValueError('no part of the model has num_classes, so its classes cannot be replaced')
     for part in dicts(experiment.model):
         if part.get('num_classes') == old_count:
@@ -392,6 +403,22 @@ def set_classes(experiment: Experiment, names: Sequence[str]) -> None:
     for part in experiment.parts():
         if part.get('type') == 'LoadAnnotations':
             part['reduce_zero_label'] = False
+
+
+def _return_names(experiment: Experiment) -> None:
+    """Make the data sets of a model that reads texts hand the names of their classes to it."""
+    for data in experiment.datasets:
+        keys = [step.get('meta_keys') or () for step in dicts(data.pipeline)]
+        if data.kind != 'CocoDataset' or not any('text' in names for names in keys):
+            why = f'is a {data.kind}, whose files have texts of their own'
+            if data.kind == 'CocoDataset':
+                why = 'hands no names of classes to the model (the meta_keys of its pipeline)'
+            raise ValueError(
+                f'own classes need data sets that name them to a {experiment.model.type}, but {data.address} {why}; '
+                'take a recipe that fine-tunes on COCO: grounding_dino_swin-t_finetune_16xb2_1x_coco or '
+                'glip_atss_swin-t_a_fpn_dyhead_16xb2_ms-2x_funtune_coco'
+            )
+        data.entry['return_classes'] = True
 
 
 def map_values(experiment: Experiment, values: Sequence[int]) -> None:
