@@ -1,5 +1,6 @@
 """Register SwinDense in mmengine, without being the first to import mmengine, and say why that is not possible."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,14 +11,44 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+_NAMES = ('SwinDense', 'SwinDenseV2')
+
 
 def register_with_mmengine() -> None:
-    """Import ``swin_dense.mm``, which registers its classes, if mmengine is imported, or else as soon as it is."""
+    """Import ``swin_dense.mm``, which registers its classes, if mmengine is imported, or else as soon as it is.
+
+    With SWIN_DENSE_REGISTER=0 in the environment, this is left to ``import swin_dense.mm``.
+    """
+    if os.environ.get('SWIN_DENSE_REGISTER') == '0':
+        return
     if sys.modules.get('mmengine') is None:
         sys.meta_path.insert(0, _AfterMmengine())
         return
-    with suppress(Exception):  # a broken mmengine can raise any error; asking for SwinDense reports it
+    try:
         import_module('swin_dense.mm')
+    except Exception as error:  # a broken mmengine can raise any error
+        with suppress(Exception):
+            _register_reason(error)
+
+
+def _register_reason(reason: Exception) -> None:
+    """Register functions that raise the reason why the classes are missing, for configs that name one of them.
+
+    A registry of the scope swin_dense has them, too: mmengine hides the error of an import for 'swin_dense.SwinDense'.
+    """
+    registry = import_module('mmengine.registry')
+    own = registry.Registry('model', parent=registry.MODELS, scope='swin_dense')
+    for name in _NAMES:
+        for one in (registry.MODELS, own):
+            if name not in one.module_dict:
+                one.register_module(name=name, module=_raising(_import_error(name, reason)))
+
+
+def _raising(error: ImportError) -> Any:
+    def build(*_: Any, **__: Any) -> None:
+        raise error
+
+    return build
 
 
 class _AfterMmengine(MetaPathFinder):
@@ -33,24 +64,37 @@ class _AfterMmengine(MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            spec.loader.exec_module = execute
             execute(module)
-            sys.meta_path.remove(self)
-            register_with_mmengine()
+            if self in sys.meta_path:  # not if another thread or a reload came first
+                sys.meta_path.remove(self)
+                register_with_mmengine()
 
         spec.loader.exec_module = exec_module
         return spec  # which may also be asked for without an import that follows
 
 
 def check_mmengine(name: str) -> None:
-    """Raise ImportError, with a fix, if mmengine is missing or broken, which a public name needs."""
-    core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
+    """Raise ImportError, with a fix, if mmengine is missing, or the class of a public name cannot be imported."""
     if find_spec('mmengine') is None:
-        raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same model without mmengine')
+        raise ImportError(
+            f'{name} needs mmengine: pip install mmengine; {_core(name)} is the same model without mmengine'
+        )
     try:
         import_module('swin_dense.mm')
     except Exception as error:  # a broken mmengine can raise any error
-        raise ImportError(
-            f'{name} needs mmengine, which is installed but cannot be imported ({type(error).__name__}: {error}); run '
-            '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
-            f'{core} is the same model without mmengine'
-        ) from error
+        raise _import_error(name, error) from error
+
+
+def _import_error(name: str, reason: Exception) -> ImportError:
+    error = ImportError(
+        f'{name} needs mmengine, which is installed but cannot be used ({type(reason).__name__}: {reason}); run '
+        '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
+        f'{_core(name)} is the same model without mmengine'
+    )
+    error.__cause__ = reason
+    return error
+
+
+def _core(name: str) -> str:
+    return 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from mmengine.registry import TRANSFORMS
 
 from swin_dense.images.normalization import Normalization, band_count, resolve_normalization
 from swin_dense.images.pixels import ImageError, Pixels, naming
 from swin_dense.images.reading import pixels_of
 
 
-@TRANSFORMS.register_module()
 class LoadBands:
     """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
-from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import nn
 
 from swin_dense.models.graphs import use_graphs
 
 
-@HOOKS.register_module()
 class UseGraphs(Hook):  # type: ignore[misc]
     """Call :func:`swin_dense.use_graphs` for the model's backbone: ``custom_hooks = [dict(type='UseGraphs')]``.
 

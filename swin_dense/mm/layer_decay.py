@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -28,7 +27,6 @@ _MMENGINES_KEYS = (
 )
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
     """Set the learning rate of each layer of a Swin backbone to ``decay_rate`` times that of the next layer.
 

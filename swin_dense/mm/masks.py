@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.registry import TRANSFORMS
-
 IGNORED = 255  # losses and metrics of mmseg ignore this label
 
 
-@TRANSFORMS.register_module()
 class MapMaskValues:
     """Map mask values to class indices, for masks such as those of 0 and 255.
 
@@ -40,7 +37,6 @@ class MapMaskValues:
         return f'{type(self).__name__}(values={self.values})'
 
 
-@TRANSFORMS.register_module()
 class IgnoreMaskValues(MapMaskValues):
     """Map mask values that are no class to 255, which losses and metrics ignore, as :class:`MapMaskValues` does."""
 

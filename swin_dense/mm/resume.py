@@ -8,7 +8,6 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
-from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from swin_dense.checkpoint import CheckpointError
@@ -19,7 +18,6 @@ class ResumeError(CheckpointError):
     """A training cannot be resumed with another model or optimiser."""
 
 
-@HOOKS.register_module()
 class ResumeOptimizer(Hook):
     """Fit the state of the optimiser in a checkpoint to a model with other frozen parameters, when it is resumed.
 

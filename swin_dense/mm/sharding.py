@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mmengine._strategy import FSDPStrategy
-from mmengine.registry import FUNCTIONS, STRATEGIES
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swin_dense.models.block import SwinBlock
 
 
-@FUNCTIONS.register_module()
 def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
     """Wrap every Swin block in its own FSDP unit; the rest of the model forms one unit.
 
@@ -22,7 +20,6 @@ def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: in
     return recurse or isinstance(module, SwinBlock)
 
 
-@STRATEGIES.register_module()
 class ResumableFSDPStrategy(FSDPStrategy):  # type: ignore[misc]
     """mmengine's FSDPStrategy that can also resume from a checkpoint with ``state_dict_cfg='full'``.
 
