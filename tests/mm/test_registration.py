@@ -83,7 +83,7 @@ def test_every_public_name_is_registered():
             OPTIM_WRAPPER_CONSTRUCTORS,
             {
                 'type': 'SwinLayerDecayConstructor',
-                'optim_wrapper_cfg': {'optimizer': {}},
+                'optim_wrapper_cfg': {'optimizer': {'lr': 0.1}},
                 'paramwise_cfg': {'decay_rate': 0.9},
             },
         ),
