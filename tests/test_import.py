@@ -139,6 +139,34 @@ print(mmengine.state, *registered)
     assert run(code).split() == ['absent', 'absent', 'installed', 'swin_dense.mm']
 
 
+@pytest.mark.parametrize('is_first', [True, False], ids=['before', 'after'])
+def test_a_library_may_replace_layers_of_torch_before_or_after_the_import(is_first):
+    patch = """
+import functools, torch
+from torch import nn
+calls = []
+def replaced(kind, forward):
+    @functools.wraps(forward)
+    def counted(self, x):
+        calls.append((kind, tuple(x.shape)))
+        return forward(self, x)
+    return counted
+for kind in (nn.Dropout, nn.Linear):
+    kind.forward = replaced(kind, kind.forward)
+"""
+    first, second = (patch, 'import swin_dense\n')[:: 1 if is_first else -1]
+    code = f"""
+{first}
+{second}
+from swin_dense.ops.linear import is_supported
+model = swin_dense.SwinBackbone(arch=dict(embed_dims=16, depths=(1,), num_heads=(2,)), strides=(4,), attn_drop_rate=0.5)
+model(torch.rand(1, 3, 28, 28))
+assert (nn.Dropout, (1, 2, 49, 49)) in calls, calls
+assert not is_supported(torch.rand(2000, 100), torch.rand(100, 100), None)
+"""
+    run(code)
+
+
 @pytest.mark.slow
 @pytest.mark.long  # `make test-core` runs these tests themselves
 def test_the_tests_of_the_core_can_be_collected():

@@ -13,7 +13,7 @@ from swin_dense.ops.windows import WindowSpec
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
 # Another one, of a subclass, a module or by a library for all modules, must be called.
-_DROPOUTS_FORWARD = nn.Dropout.forward
+_DROPOUTS_FORWARD = context.torchs_forward(nn.modules.dropout, 'Dropout')
 
 
 def window_attention(

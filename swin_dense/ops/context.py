@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,6 +51,12 @@ def needs_single_operations(x: Tensor) -> bool:
         return True
     is_in_mode = _get_current_dispatch_mode() is not None or forward_ad._current_level >= 0
     return type(x) is not Tensor or is_transformed() or is_in_mode
+
+
+def torchs_forward(module: ModuleType, name: str) -> Callable[..., Any]:
+    """Return the ``forward`` of a class in a module of torch, or a function equal to none if a library replaced it."""
+    forward = getattr(module, name).forward
+    return forward if getattr(forward, '__globals__', None) is vars(module) else torchs_forward
 
 
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:

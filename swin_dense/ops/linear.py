@@ -39,8 +39,8 @@ def _processor() -> str:
         return platform.processor()  # on Windows: family, model and vendor
 
 
-# A library may replace it, and then means our linear layers too.
-_TORCHS_FORWARD = nn.Linear.forward
+# A library may replace it, before or after this import, and then means our linear layers too.
+_TORCHS_FORWARD = context.torchs_forward(torch.nn.modules.linear, 'Linear')
 
 # A constant, which torch.compile need not trace.
 IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
