@@ -369,14 +369,12 @@ def step_use_graphs(report: Report) -> None:
             with report.row(model=name, size=size, training=is_training, what='first passes') as row:
                 (model,) = build_models(report, img, is_training, is_pure=False, names=['auto']).values()
                 if name == 'use_graphs':
-                    use_graphs(model, limit_mib=32_000)
+                    use_graphs(model)
                 if name == 'make_graphed_callables':
                     with torch.autocast('cuda', torch.bfloat16, cache_enabled=False):
                         torch.cuda.make_graphed_callables(model, (img.clone(),), allow_unused_input=True)
                 run = pass_of(model, img, is_training, is_pure=False, caches_casts=name == 'use_graphs')
                 row['seconds'] = seconds_of(lambda run=run: [run() for _ in range(5)], report.device)[1]
-                if name == 'use_graphs':
-                    row['graphs_mib'] = [graph and graph.captured.mib for graph in model.forward._graphs.values()]
                 runs[name] = run
         for name, times in median_times(runs, report).items():
             with report.row(model=name, size=size, batch=2, training=is_training, **times) as row:
@@ -400,7 +398,7 @@ def repeat(run: Callable[[], object], times: int) -> None:
 def difference_by_graphs(report: Report) -> float:
     """Return the largest difference of gradients in training steps that accumulate gradients and change weights."""
     plain = SwinBackbone('t', drop_path_rate=0.0).to(report.device)
-    model = use_graphs(copy.deepcopy(plain), limit_mib=32_000)
+    model = use_graphs(copy.deepcopy(plain))
     worst = 0.0
     for _ in range(8):
         img = image(report, (512, 512), 2)

@@ -488,7 +488,7 @@ GPU_FIELDS = {'wall_ms': 'wall, ms', 'device_ms': 'device, ms', 'launches': 'lau
 GPU_WAYS_OF_INFERENCE = {
     'autocast': ('eager', False, 'auto'),
     'model and images in bfloat16': ('eager', True, 'auto'),
-    '`use_graphs`, autocast': ('use_graphs', False, 'use_graphs'),
+    '`use_graphs` of 0.5.0, autocast': ('use_graphs', False, 'use_graphs'),
     '`torch.compile`, autocast': ('compiled', False, 'auto'),
     'CUDA graph, autocast': ('graphs', False, 'auto'),
     'autocast, other sizes': ('sizes', False, 'auto'),
@@ -496,7 +496,7 @@ GPU_WAYS_OF_INFERENCE = {
 GPU_WAYS_OF_TRAINING = {
     'autocast': ('eager', False, 'auto'),
     '`make_graphed_callables`, autocast': ('use_graphs', False, 'make_graphed_callables'),
-    '`use_graphs`, autocast': ('use_graphs', False, 'use_graphs'),
+    '`use_graphs` of 0.5.0, autocast': ('use_graphs', False, 'use_graphs'),
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 SHORT = 75  # characters of an error in the README

@@ -1,4 +1,4 @@
-"""A hook of mmengine that lets the backbone of a model replay CUDA graphs: experimental."""
+"""A hook of mmengine that lets the backbone of a model replay a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from swin_dense.models.graphs import use_graphs
 
 
 class UseGraphs(Hook):  # type: ignore[misc]
-    """Call :func:`swin_dense.use_graphs` for the model's backbone: ``custom_hooks = [dict(type='UseGraphs')]``.
-
-    Args:
-        limit_mib: MiB of GPU memory for all graphs.
-    """
-
-    def __init__(self, limit_mib: int = 4096) -> None:
-        self.limit_mib = limit_mib
+    """Call :func:`swin_dense.use_graphs` for the model's backbone: ``custom_hooks = [dict(type='UseGraphs')]``."""
 
     def before_run(self, runner: Runner) -> None:
         """Replace the forward pass of the backbone.
@@ -30,4 +23,4 @@ class UseGraphs(Hook):  # type: ignore[misc]
         backbone = getattr(model, 'backbone', None)
         if not isinstance(backbone, nn.Module):
             raise ValueError(f'UseGraphs needs a model with a backbone, and {type(model).__name__} has none')
-        use_graphs(backbone, self.limit_mib)
+        use_graphs(backbone)

@@ -29,12 +29,11 @@ def test_the_hook_gives_the_backbone_graphs(is_wrapped, tmp_path):
         torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
         model = nn.parallel.DistributedDataParallel(model)
     try:
-        HOOKS.build({'type': 'UseGraphs', 'limit_mib': 2000}).before_run(Runner(model))
+        HOOKS.build({'type': 'UseGraphs'}).before_run(Runner(model))
     finally:
         if is_wrapped:
             torch.distributed.destroy_process_group()
-    assert isinstance(backbone.forward, graphs.Graphs)
-    assert backbone.forward._limit_mib == 2000
+    assert isinstance(backbone.forward, graphs._Graphed)
     assert len(backbone(torch.rand(1, 3, 32, 32))) == 4
 
 
