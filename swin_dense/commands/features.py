@@ -17,7 +17,9 @@ import argparse
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from swin_dense.commands._options import (
     add_backbone,
@@ -26,7 +28,7 @@ from swin_dense.commands._options import (
     check_backbone,
     normalization_options,
 )
-from swin_dense.images.listing import list_images
+from swin_dense.images.listing import left_out, list_images
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_folder, exclusive_lock
 from swin_dense.utils.choices import POOLINGS
@@ -86,13 +88,18 @@ def check_together(args: argparse.Namespace) -> None:
     packages.require('this command', 'tqdm', 'pyarrow', 'safetensors')
 
 
+def _as_options(options: Mapping[str, Any]) -> str:
+    """Return the advice to give options of a normalisation. Which bands to read, only the user knows."""
+    return 'give ' + ' and '.join('--bands' if name == 'bands' else f'--{name} {options[name]}' for name in options)
+
+
 def run(args: argparse.Namespace) -> int:
     check_together(args)
     skipped: dict[str, str | None] = {}
     images = list_images(args.places, skipped, [args.out])
     unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
     if not images:
-        raise ValueError(f'no images found in {args.places}')
+        raise ValueError('; '.join([f'no images found in {args.places}', *left_out(skipped)]))
     args.out.mkdir(parents=True, exist_ok=True)
     # These import tqdm and torch, which --help does not need.
     import torch
@@ -123,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
     dtype, failed = getattr(torch, args.dtype), len(unread)
     for reason in unread:
         tqdm.write(f'skipped: {reason}', file=sys.stderr)
+    for note in left_out(skipped) + extraction.notes_on(images, cure=_as_options):
+        tqdm.write(f'note: {note}', file=sys.stderr)
     busy = f'another extraction is writing to {args.out}; wait for it, or choose another folder'
     with (
         exclusive_lock(args.out / '.lock', busy),

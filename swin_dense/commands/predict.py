@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import swin_dense
-from swin_dense.commands._mm import add_allow_partial, checkpoint_file, published_checkpoint, read_config
+from swin_dense.commands._mm import add_allow_partial, checkpoint_file, print_notes, published_checkpoint, read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
-from swin_dense.images.listing import is_image, real_path, walk
+from swin_dense.images.listing import is_image, left_out, real_path, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_folder
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and args.force:
         raise ValueError('--resume keeps results and --force replaces them; leave one of them out')
     model, places = _model_and_images(args)
-    images, unread = _found_images(places, args.out)
+    images, unread, notes = _found_images(places, args.out)
     from swin_dense.workbench.runtime.folder import ResultFolder
     from swin_dense.workbench.runtime.stopwatch import Stopwatch  # imports numpy, which --help does not need
 
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     with folder.locked(), stop_signals() as received:
         for message in unread:
             print(f'swin-dense predict: {message}', file=sys.stderr)
+        print_notes('predict', notes + predictor.notes_on(list(images)))
         for image, name in folder.named(images, settings).items():
             if received:
                 return 128 + received[0]
@@ -151,8 +152,8 @@ def _is_place_of_images(place: str) -> bool:
     return not is_address(place) and (Path(place).is_dir() or is_image(place))
 
 
-def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the images, with their path in the folder of the results, and what could not be searched."""
+def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[str], list[str]]:
+    """Return the images, with their path in the folder of the results, what could not be searched, and a note."""
     images: dict[str, Path] = {}
     skipped: dict[str, str | None] = {}
     for place in map(Path, places):
@@ -163,11 +164,12 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
         own = {os.path.realpath(out)}
         found = sorted(map(Path, walk(str(place), is_image, skipped, own)))
         if not found:
-            raise ValueError(f'the folder {place} contains no images outside of {out}')
+            raise ValueError('; '.join([f'the folder {place} contains no images outside of {out}', *left_out(skipped)]))
         images.update({str(path): path.relative_to(place) for path in found})
     once = {real_path(image): image for image in reversed(images)}.values()  # as it was given first
     images = {image: images[image] for image in reversed(once)}
-    return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
+    unread = [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
+    return images, unread, left_out(skipped)
 
 
 def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.features.tiling import check_tiling
+from swin_dense.images.headers import Header
+from swin_dense.images.kinds import Reader, notes_on_reading
 from swin_dense.images.normalization import Normalization, resolve_normalization
-from swin_dense.images.pixels import naming
+from swin_dense.images.pixels import ImageError, naming
 from swin_dense.images.reading import pixels_of, scale
-from swin_dense.images.regions import LargeImage
+from swin_dense.images.regions import LargeImage, open_large_image
 from swin_dense.images.tiles import plan_tiles
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
@@ -25,6 +28,15 @@ Movable = TypeVar('Movable', nn.Module, Tensor)
 Maps = dict[int, Tensor]  # by stride: (C, rows, columns)
 # By stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
+
+
+_SAMPLE = 2048  # side in pixels of the middle of an image that is too large to be read whole
+
+
+def in_python(options: Mapping[str, Any]) -> str:
+    """Return the advice to give options of a normalisation. Which bands to read, only the user knows."""
+    how = {**options, 'bands': '...'} if 'bands' in options else options
+    return f'give normalization=Normalization({", ".join(f"{option}={value}" for option, value in how.items())})'
 
 
 @dataclass(eq=False)
@@ -81,6 +93,35 @@ class Extraction:
                 divides = self.how.scale is not None  # then `scale` is still to be applied
                 image = scale(image, 1.0 if divides else None)
             return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
+
+    def notes_on(
+        self,
+        sources: Sequence[Any],
+        seen: set[Header | None] | None = None,
+        cure: Callable[[Mapping[str, Any]], str] = in_python,
+    ) -> list[str]:
+        """Return what reading loses or turns of images; one of each kind is decoded.
+
+        Args:
+            sources: the images.
+            seen: headers, without the size, of images about which nothing more is said; others are added.
+            cure: returns the advice to give options of a normalisation.
+        """
+        reader = Reader('the reader', self._values, cure, self.how.scale is None, self.how.bands is not None, True)
+        return notes_on_reading(sources, reader, seen)
+
+    def _values(self, source: Any) -> np.ndarray | None:
+        """Return the stored values of an image, (H, W, C), or of the middle of one that is read in tiles."""
+        try:
+            if self.tiling is None:
+                pixels = pixels_of(source, self.bgr, self.page)
+            else:
+                with open_large_image(source, self.bgr, self.page) as image:
+                    (top, height), (left, width) = ((max(0, side - _SAMPLE) // 2, side) for side in image.size)
+                    pixels = image.pixels((top, left, min(top + _SAMPLE, height), min(left + _SAMPLE, width)))
+            return self.how.stored(pixels, self.backbone.in_channels).permute(1, 2, 0).numpy()
+        except (ImageError, TypeError, OSError):  # which :meth:`read` raises again
+            return None
 
     def input_for(self, images: Tensor) -> Tensor:
         """Return images of :meth:`read`, (B, C, H, W), as the backbone's input, on its device and of its dtype."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,10 +16,12 @@ import torch
 from swin_dense.create import create_backbone
 from swin_dense.features.extraction import Extraction, check_dtype, on_device
 from swin_dense.features.runner import Item, Runner
+from swin_dense.images.headers import Header
 from swin_dense.images.normalization import Normalization
 from swin_dense.utils import checks
 from swin_dense.utils.choices import POOLINGS
 
+_logger = logging.getLogger(__package__)
 # Columns that may hold the images, in order of precedence. Only 'path' is also returned.
 COLUMNS = ('bytes', 'image', 'path')
 
@@ -84,6 +87,7 @@ class Extractor:
             autocast=self.autocast,
         )
         self._runner = Runner(self._extraction, self.pool, self.batch_size, self.workers)
+        self._seen: set[Header | None] = set()  # kinds of images that were looked at
 
     def __reduce__(self) -> Any:
         return partial(type(self), **{field.name: getattr(self, field.name) for field in fields(self)}), ()
@@ -114,6 +118,8 @@ class Extractor:
         vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._extraction.levels or ()}
         sizes = np.zeros((count, 2), np.int64)
         errors = np.full(count, '', object)  # not None: Arrow would infer the null type for a batch without errors
+        for note in self._extraction.notes_on(images, self._seen):
+            _logger.warning('%s', note)
         items = (Item(str(index), image) for index, image in enumerate(images))
         with contextlib.closing(self._runner.run(items)) as results:
             for item, size, levels in results:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypedDict, overload
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from swin_dense.features.extraction import Extraction, evaluation_mode, on_device
 from swin_dense.features.runner import batches
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
+from swin_dense.images.headers import Header
 from swin_dense.images.normalization import Normalization
 from swin_dense.images.pixels import ImageError, naming
 from swin_dense.images.reading import check_floats
@@ -26,6 +28,8 @@ from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
 _logger = logging.getLogger(__package__)
+# Headers, without the size, of images about which this process has said what there is to say.
+_seen: defaultdict[Normalization, set[Header | None]] = defaultdict(set)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -178,6 +182,8 @@ def extract_pyramid(
             raise ValueError(
                 'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
             )
+    for note in extraction.notes_on(sources, _seen[extraction.how]):
+        _logger.warning('%s', note)
     if device is not None:
         on_device(bare, device)
     with evaluation_mode(bare):

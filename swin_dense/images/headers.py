@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from os import PathLike
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 from PIL import Image, TiffImagePlugin
 
 from swin_dense.images import tiff
@@ -29,13 +32,28 @@ class Header(NamedTuple):
     orientation: int  # that of EXIF, 1 to 8
 
 
-def read_header(path: str) -> Header | None:
-    """Return the header of an image file, or None if neither PIL nor its reader of TIFF's tags understands it."""
+def header_of(source: Any) -> Header | None:
+    """Return the header of an image, which is a file, its content, an array or a PIL image; None if it is unknown."""
+    if isinstance(source, np.ndarray) and source.ndim in (2, 3):
+        bands = 1 if source.ndim == 2 else source.shape[2]
+        return Header('array', source.shape[1::-1], 8 * source.itemsize, source.dtype.kind, bands, 0, 1)
+    if isinstance(source, Image.Image):
+        return _pil_header(source)
+    return read_header(source) if isinstance(source, (str, PathLike, bytes)) else None
+
+
+def read_header(file: str | PathLike[str] | bytes) -> Header | None:
+    """Return the header of a file or its content; None if neither PIL nor its reader of TIFF's tags understands it."""
     try:
-        with warnings.catch_warnings(), open(path, 'rb') as file:
+        with warnings.catch_warnings(), io.BytesIO(file) if isinstance(file, bytes) else open(file, 'rb') as content:
             warnings.simplefilter('ignore')
-            start = file.read(_PNG_DEPTH + 1)
-            return _tiff_header(start, file) if start.startswith(tiff.MAGIC) else _pil_header(start, file)
+            start = content.read(_PNG_DEPTH + 1)
+            if start.startswith(tiff.MAGIC):
+                return _tiff_header(start, content)
+            with Image.open(content) as image:
+                header = _pil_header(image)
+            # PIL decodes some images of 16 bits to 8.
+            return header._replace(bits=max(8, start[_PNG_DEPTH])) if header.format == 'PNG' else header
     except Exception:  # of any decoder, for content of any kind
         return None
 
@@ -53,23 +71,20 @@ def _tiff_header(start: bytes, file: BinaryIO) -> Header:
     return Header('TIFF', size, max(bits), _SIGNS.get(formats[0], 'u'), bands, extra, orientation if is_known else 1)
 
 
-def _pil_header(start: bytes, file: BinaryIO) -> Header:
-    with Image.open(file) as image:
-        bits = 16 if image.mode.startswith('I;16') else _BITS_OF_MODES.get(image.mode, 8)
-        if image.format == 'PNG':
-            bits = max(8, start[_PNG_DEPTH])
-        elif image.format == 'PPM' and image.mode == 'I':
-            bits = 16
-        bands = image.getbands()
-        # PIL decodes a PNG without EXIF to look for it.
-        orientation = image.getexif().get(ORIENTATION, 1) if 'exif' in image.info else 1
-        is_known = orientation in range(1, 9)
-        return Header(
-            image.format or '',
-            image.size,
-            bits,
-            'f' if image.mode == 'F' else 'u',
-            len(bands),
-            int(bands[-1] in 'Aa'),
-            orientation if is_known else 1,
-        )
+def _pil_header(image: Image.Image) -> Header:
+    bits = 16 if image.mode.startswith('I;16') else _BITS_OF_MODES.get(image.mode, 8)
+    if image.format == 'PPM' and image.mode == 'I':
+        bits = 16
+    bands = image.getbands()
+    # PIL decodes a PNG without EXIF to look for it.
+    orientation = image.getexif().get(ORIENTATION, 1) if 'exif' in image.info else 1
+    is_known = orientation in range(1, 9)
+    return Header(
+        image.format or '',
+        image.size,
+        bits,
+        'f' if image.mode == 'F' else 'u',
+        len(bands),
+        int(bands[-1] in 'Aa'),
+        orientation if is_known else 1,
+    )

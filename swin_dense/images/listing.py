@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 _SUFFIXES = (
     'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx '
     'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp'
 )
+_NAMED = 5  # endings in a message
 IMAGE_SUFFIXES = frozenset(f'.{suffix}' for suffix in _SUFFIXES.split())
 # Paths that are left out, and the reason; None for files that are not wanted.
 Skipped = dict[str, str | None]
@@ -44,6 +46,24 @@ def list_images(
                 raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
         found.update((os.path.abspath(name), None) for name in names)
     return list(found)
+
+
+def left_out(skipped: Skipped) -> list[str]:
+    """Return a note on the files that were left out because of their suffix, with the number of each; or nothing."""
+    unwanted = [path for path, reason in skipped.items() if reason is None]
+    if not unwanted:
+        return []
+    return [
+        f'{len(unwanted)} files were left out because of their endings, {count_endings(unwanted)}; give those that are '
+        'images by name'
+    ]
+
+
+def count_endings(paths: Iterable[str | os.PathLike]) -> str:
+    """Describe the endings of file names, with the number of each; a name without one is its own."""
+    counts = Counter(path.suffix or path.name for path in map(Path, paths))
+    more = f', ... ({len(counts)} endings)' if len(counts) > _NAMED else ''
+    return ', '.join(f'{ending} ({count})' for ending, count in counts.most_common(_NAMED)) + more
 
 
 def is_image(name: str) -> bool:

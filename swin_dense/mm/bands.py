@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from swin_dense.images.normalization import Normalization, band_count, resolve_normalization
 from swin_dense.images.pixels import ImageError, Pixels, naming
@@ -41,6 +42,11 @@ class LoadBands:
 
     def read(self, pixels: Pixels) -> np.ndarray:
         """Return the normalised channels of decoded pixels, (H, W, C), float32."""
+        img = self.normalization.prepare(self.stored(pixels))
+        return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
+
+    def stored(self, pixels: Pixels) -> Tensor:
+        """Return the bands of decoded pixels that are read, (C, H, W), with their values before normalisation."""
         how = self.normalization
         count = band_count(pixels, how.bands)
         lists = [numbers for numbers in (how.mean, how.std, how.scale) if isinstance(numbers, Sequence)]
@@ -52,8 +58,7 @@ class LoadBands:
                 f'too; give normalization= of LoadBands bands={tuple(range(count))} to leave it out, or '
                 f'bands={tuple(range(count + 1))} to read it'
             )
-        img = how.prepare(how.stored(pixels, count))
-        return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
+        return how.stored(pixels, count)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.normalization})'

@@ -114,6 +114,9 @@ def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch
     assert f'{len(good)} of 15 images are in {out}' in printed.out
     assert 'Traceback' not in printed.err
     lines = [line for line in printed.err.splitlines() if line.startswith('swin-dense predict: ')]
+    (note,) = [line for line in lines if line.startswith('swin-dense predict: note: ')]
+    assert '/deep.png, have 16 bits' in note
+    lines.remove(note)
     assert len(lines) == len(bad)
     for name in bad:
         assert sum(f'/{name}.' in line for line in lines) == 1, name

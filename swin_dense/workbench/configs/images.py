@@ -6,7 +6,6 @@ import copy
 import os
 import stat
 import unicodedata
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,15 +16,15 @@ import numpy as np
 from mmengine.dist import get_rank, get_world_size
 from mmengine.registry import TRANSFORMS
 
-from swin_dense.images.headers import Header, read_header
-from swin_dense.images.pixels import ImageError, upright
+from swin_dense.images.headers import read_header
+from swin_dense.images.kinds import TRANSPOSED, Reader, notes_on_losses, read_kinds, scale_of, view
+from swin_dense.images.listing import count_endings
+from swin_dense.images.pixels import ImageError
 from swin_dense.images.reading import pixels_of
 from swin_dense.utils import checks
 from swin_dense.workbench.configs.experiment import FILE_LOADERS, is_local
 
 _ASKED = 5  # images that another loader is asked for
-_TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-_INVERSE = {6: 8, 8: 6}  # other orientations are their own inverse
 _NAMED = 5  # files that an error names
 
 
@@ -81,42 +80,27 @@ def check_images(
     decode = _decoder(load, name)
     if every_image:
         _check_decodable(paths, decode)
-    kinds: dict[Header | None, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
-    for path in paths:
-        header = read_header(path)
-        if header is None:
-            kinds[None].append((path, (0, 0)))
-        else:  # the size is no part of the kind
-            without_size = header._replace(size=(0, 0))
-            kinds[without_size].append((path, header.size))
+    kinds = read_kinds(paths, _reader(load, name, decode))
     found: dict[str, LoadedSize] = {}
-    notes: list[str] = []
     hidden: dict[bool, list[str]] = {True: [], False: []}  # by whether they are read upright
-    for kind, files in kinds.items():
-        # An image that is not square shows whether it is turned.
-        oblong = [path for path, (width, height) in files if width != height]
-        path = oblong[0] if oblong else files[0][0]
-        _check_decodable([path], decode)
-        image = decode(path)
-        if kind is None:
-            found[path] = LoadedSize(image.shape[1::-1], 1, True)
+    for kind in kinds:
+        if kind.header is None:
+            found[kind.decoded] = LoadedSize((kind.shape[1], kind.shape[0]), 1, True)
             continue
-        is_upright = kind.orientation == 1 or _is_upright(path, image, kind.orientation)
-        is_transposed = kind.orientation in _TRANSPOSED
-        for one, (width, height) in files:
-            size = (height, width) if is_upright and is_transposed else (width, height)
-            found[one] = LoadedSize(size, kind.orientation, is_upright)
-            if kind.orientation in (2, 3, 4) or (is_transposed and width == height):
-                hidden[is_upright].append(one)
-        if name == 'LoadImageFromFile':
-            notes += _lost(kind, f'{len(files)} of {len(paths)} images, such as {path},', path, image)
+        orientation = kind.header.orientation
+        is_transposed = orientation in TRANSPOSED
+        for path, (width, height) in kind.files:
+            size = (height, width) if kind.is_upright and is_transposed else (width, height)
+            found[path] = LoadedSize(size, orientation, kind.is_upright)
+            if orientation in (2, 3, 4) or (is_transposed and width == height):
+                hidden[kind.is_upright].append(path)
+    notes = notes_on_losses(kinds, len(paths))
     for is_upright, turned in hidden.items():
         if turned:
-            view = 'upright, as it says' if is_upright else 'as stored, without it'
             cure = 'color_type=color_ignore_orientation of LoadImageFromFile reads files other than TIFF as stored'
             notes.append(
                 f'{len(turned)} of {len(paths)} images, such as {turned[0]}, have an EXIF orientation that their sizes '
-                f'do not show, and are read {view}: their annotations must be of the same view'
+                f'do not show, and are read {view(is_upright)}: their annotations must be of the same view'
                 + (f' ({cure})' if is_upright and name == 'LoadImageFromFile' else '')
             )
     return ImageReport({}, found, notes)
@@ -146,6 +130,29 @@ def _ask(paths: Sequence[str], load: Any, samples: Mapping[str, Any]) -> dict[st
         count = f'{len(reasons)} of {len(paths)} images'
         raise ValueError(f'{count} that {load["type"]} was asked for cannot be loaded: {checks.first_few(reasons)}')
     return found
+
+
+def _reader(load: Any, name: str, decode: Callable[[str], Any]) -> Reader:
+    """Return what a transform keeps of images; it raises ValueError for those that cannot be decoded."""
+
+    def checked(path: str) -> Any:
+        _check_decodable([path], decode)
+        return decode(path)
+
+    def stored(path: str) -> Any:
+        checked(path)  # also its normalisation
+        return bands.stored(pixels_of(path)).permute(1, 2, 0).numpy()
+
+    if name == 'LoadImageFromFile':
+        return Reader(name, checked, _read_whole)
+    bands = TRANSFORMS.build(load)
+    fills_range = bands.normalization.scale is None
+    return Reader(name, stored, _read_whole, fills_range, chooses_bands=True)
+
+
+def _read_whole(options: Mapping[str, Any]) -> str:
+    how = ', '.join(f'{option}={value}' for option, value in {**options, 'mean': 0, 'std': 1}.items())
+    return f'LoadBands(normalization=dict({how})) reads them whole: docs/geotiff.md'
 
 
 def _decoder(load: Any, name: str) -> Callable[[str], Any]:
@@ -199,53 +206,8 @@ def _cure(path: str) -> str:
     except (ImageError, OSError):
         return 'replace them'
     bands = 1 if values.ndim == 2 else values.shape[2]
-    how = f'scale={_scale(values)}, mean=0, std=1, bands={tuple(range(bands))}'
+    how = f'scale={scale_of(values)}, mean=0, std=1, bands={tuple(range(bands))}'
     return f'read them with LoadBands(normalization=dict({how})): docs/geotiff.md'
-
-
-def _scale(values: np.ndarray) -> int:
-    """Return the largest value that integers of as many bits as these have; 1 for floats up to 1."""
-    largest = int(np.ceil(values.max()))
-    return max(1, (1 << largest.bit_length()) - 1)
-
-
-def _lost(kind: Header, which: str, path: str, image: np.ndarray) -> list[str]:
-    """Return notes on the bits and bands that ``LoadImageFromFile`` loses of images of a kind, of which it read one."""
-    channels = 1 if image.ndim == 2 else image.shape[2]
-    has_lost_bits = kind.bits > 8 * image.dtype.itemsize
-    has_lost_bands = kind.extra > 0 and (kind.bands > channels or kind.bands == 2 != channels)
-    if not (has_lost_bits or has_lost_bands):
-        return []
-    try:
-        values = pixels_of(path).values
-        options = [f'scale={_scale(values)}'] if has_lost_bits else []
-    except (ImageError, OSError):  # a package that reads all of it is not installed
-        options = [f'scale={(1 << kind.bits) - 1}'] if has_lost_bits else []
-    notes = []
-    if has_lost_bits:
-        notes.append(
-            f'have {kind.bits} bits for each value, which LoadImageFromFile makes {8 * image.dtype.itemsize}: it reads '
-            f'the values of this one as {image.min()} to {image.max()}'
-        )
-    if has_lost_bands:
-        options.append(f'bands={tuple(range(kind.bands))}')
-        notes.append(f'have {kind.bands} bands, of which LoadImageFromFile drops the last {kind.extra}')
-    how = ', '.join([*options, 'mean=0', 'std=1'])
-    return [f'{which} {" and ".join(notes)}; LoadBands(normalization=dict({how})) reads them whole: docs/geotiff.md']
-
-
-def _is_upright(path: str, image: np.ndarray, orientation: int) -> bool:
-    """Return whether loaded pixels are those of the upright image rather than of the stored one."""
-    try:
-        shown = pixels_of(path).values.astype(np.float32)
-    except (ImageError, OSError):
-        return True
-    shown = shown.reshape(*shown.shape[:2], -1).mean(2)
-    grey = image.reshape(*image.shape[:2], -1).mean(2)
-    stored = upright(shown, _INVERSE.get(orientation, orientation))
-    if shown.shape != stored.shape:
-        return grey.shape == shown.shape
-    return bool(np.vdot(grey - grey.mean(), shown - stored) >= 0)
 
 
 def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, advice: str) -> str:
@@ -254,7 +216,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
     ``said`` and ``read`` begin the two halves of the sentence; ``advice`` is for where its orientation is not why.
     """
     sizes = f'{said} {size[0]} x {size[1]} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
-    if loaded.orientation not in _TRANSPOSED or size != loaded.size[::-1]:
+    if loaded.orientation not in TRANSPOSED or size != loaded.size[::-1]:
         return f'{sizes}; {advice}'
     if loaded.is_upright:
         return (
@@ -278,9 +240,7 @@ def sample_evenly(items: Sequence[Any], count: int, every_image: bool) -> list[A
 
 def endings_in(folder: Path) -> str:
     """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
-    files = [path for path in folder.rglob('*') if path.is_file()]
-    found = Counter(path.suffix or path.name for path in files)
-    listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
+    listed = count_endings(path for path in folder.rglob('*') if path.is_file())
     return f'whose files end in {listed}' if listed else 'which contains no files'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from os import PathLike
@@ -115,6 +116,19 @@ class ImagePredictor:
     def _to_paint(self, pixels: np.ndarray) -> np.ndarray | None:
         """Return the pixels as (H, W, 3) uint8 in RGB; None if they are no colours."""
         return pixels
+
+    def notes_on(self, pictures: Sequence[Picture]) -> list[str]:
+        """Return what reading loses or turns of pictures; one of each kind is decoded."""
+        from swin_dense.images.kinds import Reader, notes_on_reading  # needs PIL, without which arrays are predicted
+
+        def decode(picture: Picture) -> np.ndarray | None:
+            with contextlib.suppress(Exception):  # of any decoder, which `read` raises again
+                return self.read(picture)
+            return None
+
+        cure = 'train the model on such images, read in the same way'
+        reader = Reader('predict', decode, lambda _: cure, chooses_bands=self.bands is None)
+        return notes_on_reading(pictures, reader)
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
