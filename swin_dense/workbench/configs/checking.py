@@ -15,10 +15,9 @@ from mmengine.registry import MODELS, init_default_scope
 from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
-from swin_dense.workbench.configs.coco import check_coco
-from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts, is_local
+from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.masks import check_masks
-from swin_dense.workbench.configs.xml import check_voc
+from swin_dense.workbench.configs.round_trip import check_objects
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 _PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
@@ -55,17 +54,11 @@ def check_data(
     for dataset in experiment.datasets_of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
     for dataset in different.values():
-        if dataset.kind == 'CocoDataset' and dataset.annotations and _is_file(dataset):
-            notes += check_coco(dataset, every_image)
-        elif experiment.scope == 'mmseg':
+        if experiment.scope == 'mmseg':
             notes += check_masks(dataset, every_image)
-        elif experiment.is_detector and dataset.kind != 'CocoDataset':
-            notes += check_voc(dataset, every_image)
+        elif experiment.is_detector and not is_address(dataset.annotations):
+            notes += check_objects(dataset, every_image)
     return list(dict.fromkeys(notes))
-
-
-def _is_file(data: DataSet) -> bool:
-    return is_local(data.entry) and not is_address(data.annotations)
 
 
 def check_names(experiment: Experiment, splits: Sequence[str]) -> None:

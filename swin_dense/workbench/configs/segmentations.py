@@ -40,11 +40,19 @@ EMPTY = Place(0, 0, 0, 0)
 
 
 class Mask(NamedTuple):
-    """What is wrong with a mask, the polygons that mmdet leaves out, and the pixels that it reaches beyond its box."""
+    """What is wrong with a mask, and how it lies in its box.
+
+    Attributes:
+        fault: what to do about it, or None.
+        left_out: the number of its polygons that mmdet leaves out.
+        beyond: the pixels that it reaches beyond its box.
+        filled: the share of its box that its bounds fill.
+    """
 
     fault: str | None
     left_out: int = 0
     beyond: float = 0.0
+    filled: float = 1.0
 
 
 def check_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
@@ -103,7 +111,10 @@ def check_mask(annotation: Any, image: Any, is_evaluated: bool) -> Mask:
         return Mask(_BY_ROWS)
     if is_share or is_empty or is_apart or is_far:
         return Mask(_ELSEWHERE)
-    return Mask(None, left_out, beyond if beyond > _TOLERANCE else 0.0)
+    if beyond > _TOLERANCE or min(box_width, box_height) <= 2 * _TOLERANCE:
+        return Mask(None, left_out, beyond if beyond > _TOLERANCE else 0.0)
+    filled = (place.right - place.left) * (place.bottom - place.top) / (box_width * box_height)
+    return Mask(None, left_out, filled=filled)
 
 
 def _beyond(place: Place, box: Place) -> float:

@@ -30,6 +30,8 @@ from swin_dense.workbench.configs.segmentations import decode_rle
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
 _LARGEST_BOX = 1e15
+# Keys that mmdet asks for, besides those that are checked here.
+_KEYS = {'annotations': ('area', 'bbox'), 'images': ('height', 'width')}
 # Entries that each section of COCO's format needs, and their types.
 _WORDS = {int: 'a whole number', str: 'text'}
 _IDS = (int, str)
@@ -127,6 +129,7 @@ class Source:
         loaded: the framework's dict for each image (``img_path``, ``height``, ``instances``, ...), before its filters.
         samples: those that are left after ``filter_cfg`` and ``indices``, in the order of an epoch.
         numbers: the label of each class as this data set yields it, by the name of the class in its annotations.
+        categories: the number of entries of categories in COCO's file, also of the same id.
     """
 
     data: DataSet
@@ -135,6 +138,7 @@ class Source:
     loaded: list[Any]
     samples: list[Any]
     numbers: dict[Any, int]
+    categories: int = 0
 
 
 def read_source(data: DataSet) -> Source | None:
@@ -176,7 +180,8 @@ def read_source(data: DataSet) -> Source | None:
             samples = _samples(built)
     except Exception as error:  # of any class of data sets
         raise ValueError(
-            f'{name}: the framework cannot read it ({described(error)}{place[0]}){hint_on_reading(error)}'
+            f'{name}: the framework cannot read it ({described(error)}{place[0]}){_lacking(content, error)}'
+            f'{hint_on_reading(error)}'
         ) from error
     numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
     if content is not None:
@@ -187,7 +192,18 @@ def read_source(data: DataSet) -> Source | None:
         stated = state_voc(name, loaded, getattr(built, 'backend_args', None))
     else:
         stated = _state_yielded(name, loaded, {index: label for label, index in numbers.items()})
-    return Source(data, built, stated, loaded, samples, numbers)
+    categories = len(content['categories']) if content is not None else 0
+    return Source(data, built, stated, loaded, samples, numbers, categories)
+
+
+def _lacking(content: Any, error: Exception) -> str:
+    """Return how many entries of COCO's format have no such key as a framework misses, after a semicolon."""
+    for section in ('annotations', 'images') if content and isinstance(error, KeyError) else ():
+        entries = content.get(section) or []
+        without = [one for one in entries if error.args[0] not in one]
+        if without and error.args[0] in _KEYS[section]:
+            return f'; {len(without)} of {len(entries)} {section} have no {error.args[0]}, such as {shown(without[0])}'
+    return ''
 
 
 def needs_masks(data: DataSet) -> bool:

@@ -1,7 +1,9 @@
 """Images that only the loader or the storage of a config can read: the check asks it, as mmdet and mmseg do."""
 
+import contextlib
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,12 @@ class Memory(BaseStorageBackend):
 
     def get_text(self, path, encoding='utf-8'):
         return self.get(path).decode(encoding)
+
+    @contextlib.contextmanager
+    def get_local_path(self, path):
+        with tempfile.NamedTemporaryFile(suffix='.json') as file:
+            Path(file.name).write_bytes(self.get(path))
+            yield file.name
 
 
 @pytest.fixture
@@ -103,10 +111,17 @@ def test_images_in_a_storage_of_its_own(request, own_classes, kind):
         check_data(config, ('train',))
 
 
-def test_a_file_of_annotations_in_a_storage_is_left_to_mmdet(fruit, own_classes):
+def test_a_file_of_annotations_in_a_storage_is_read_there(fruit, own_classes):
     config = fruit.write()
     dataset = config.train_dataloader.dataset
-    STORED[dataset.data_root + dataset.ann_file] = json.dumps({}).encode()
+    path = dataset.data_root + dataset.ann_file
+    content = json.loads((fruit.root / TRAIN).read_text())
+    STORED[path] = json.dumps(content).encode()
     (fruit.root / TRAIN).unlink()
     dataset.backend_args = {'backend': 'memory'}
-    check_data(config, ('train',))
+    assert len(dataset_of(config, 'train')) == 4
+    assert any('4 images, 0 without annotations, 4 annotations' in note for note in check_data(config, ('train',)))
+    content['annotations'][0]['category_id'] = 99
+    STORED[path] = json.dumps(content).encode()
+    with pytest.raises(ValueError, match='no category has this category_id'):
+        check_data(config, ('train',))

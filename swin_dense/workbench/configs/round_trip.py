@@ -1,0 +1,396 @@
+"""The round trip: what the annotations of a detector's data set state, and what the framework yields of them.
+
+The framework builds the data set and loads some samples with its own pipeline. Objects are compared by file, class and
+place; images by file. Nothing here says what a framework leaves out: words for that are in ``hints.py``, and a
+difference without words is reported, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mmengine.dataset import Compose
+from mmengine.registry import DATASETS
+
+from swin_dense.utils.addresses import is_address
+from swin_dense.utils.checks import first_few
+from swin_dense.workbench.configs import hints
+from swin_dense.workbench.configs.classes import check_classes
+from swin_dense.workbench.configs.coco import check_evaluable, notes_on_evaluation
+from swin_dense.workbench.configs.experiment import DataSet, dicts
+from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, sample_evenly
+from swin_dense.workbench.configs.segmentations import check_mask
+from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, quiet, read_source, shown
+
+_TOLERANCE = 2.0  # pixels that a box may reach beyond its image
+_ROUNDING = 0.01  # pixels
+_LOADED = 8  # images that the pipeline of the data set loads
+_NARROW = 0.5  # share of a box that the bounds of its mask fill at least
+
+
+@dataclass
+class Trip:
+    """The objects of a data set after the round trip; those of no class are not among them.
+
+    Attributes:
+        of_classes: the number of stated objects of the classes.
+        lost: those that the framework does not yield.
+        ignored: those that it yields, but not to train on.
+        gained: what it yields and nobody states: (path, class, box).
+        boxes: (path, class, box) of those that are trained on.
+        unused: stated objects of other classes, by their names.
+    """
+
+    of_classes: int = 0
+    lost: list[StatedObject] = field(default_factory=list)
+    ignored: list[StatedObject] = field(default_factory=list)
+    gained: list[tuple[str, Any, tuple[float, ...]]] = field(default_factory=list)
+    boxes: list[tuple[str, Any, tuple[float, ...]]] = field(default_factory=list)
+    unused: Counter[Any] = field(default_factory=Counter)
+
+
+def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
+    """Check a data set of a detector by the round trip, and all file names and a sample of its images.
+
+    The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return what
+    was looked at, and what is odd but no error; raise ValueError for what is one.
+    """
+    source = read_source(data)
+    if source is None:
+        return [f'{data.address}: the annotations of a {data.kind} are not looked at'] if data.kind else []
+    name = source.stated.name
+    objects = list(source.stated.objects())
+    if not source.stated.files:
+        raise ValueError(f'{name} lists no images')
+    classes = check_classes(source)
+    if not objects and not data.is_evaluated:
+        raise ValueError(f'{name} has no annotations, so there is nothing to train with')
+    wrong = [one for one in objects if one.file == '' or one.label is None]
+    if wrong:
+        key = 'image_id' if wrong[0].file == '' else 'category_id'
+        section = 'image' if wrong[0].file == '' else 'category'
+        count = f'{len(wrong)} of {len(objects)} annotations are wrong, such as {shown(wrong[0].entry)}'
+        raise ValueError(f'{name}: {count}: no {section} has this {key} (1 and "1" are different)')
+    check_evaluable(source)
+    empty = sum(not file.objects for file in source.stated.files.values())
+    notes = [f'{len(source.loaded)} images, {empty} without annotations, {len(objects)} annotations']
+    notes += _compared(source, classes, len(objects))
+    notes += _notes_on_repetitions(source)
+    notes += _notes_on_masks(source, classes)
+    notes += _notes_on_images(source)
+    of_evaluation = notes_on_evaluation(source)
+    notes += _check_files(source, every_image)
+    _load_samples(source)
+    data.used_images = len(source.samples)
+    return [f'{data.annotations or data.address}: {note}' for note in notes] + of_evaluation
+
+
+def compare(source: Source, classes: Sequence[Any]) -> Trip:
+    """Return what became of the stated objects of a data set."""
+    yielded: dict[str, dict[Any, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    names = dict(enumerate(source.built.metainfo.get('classes') or ()))
+    for sample in source.loaded:
+        for one in sample.get('instances') or ():
+            label = names.get(one['bbox_label'], f'class number {one["bbox_label"]}, which has no name')
+            yielded[sample['img_path']][label, tuple(one['bbox'])].append(bool(one.get('ignore_flag')))
+    trip = Trip()
+    for file in source.stated.files.values():
+        found, missed = yielded[file.path], []
+        for one in file.objects:
+            if one.label not in classes:
+                trip.unused[one.label] += 1
+            elif found.get((one.label, one.box)):
+                _add(trip, one, one.box, found[one.label, one.box].pop())
+            else:
+                missed.append(one)
+        for one in missed:  # coordinates of VOC's files are rounded
+            place = next((place for place, flags in found.items() if flags and _is_near(place, one)), None)
+            if place is None:
+                trip.lost.append(one)
+            else:
+                _add(trip, one, place[1], found[place].pop())
+        trip.gained += [(file.path, *place) for place, flags in found.items() for _ in flags]
+    trip.of_classes = len(trip.boxes) + len(trip.ignored) + len(trip.lost)
+    return trip
+
+
+def _add(trip: Trip, one: StatedObject, box: tuple[float, ...], is_ignored: bool) -> None:
+    if is_ignored:
+        trip.ignored.append(one)
+    else:
+        trip.boxes.append((one.file, one.label, box))
+
+
+def _is_near(place: tuple[Any, tuple[float, ...]], one: StatedObject) -> bool:
+    label, box = place
+    return label == one.label and all(abs(own - other) <= 1 for own, other in zip(box, one.box, strict=True))
+
+
+def _compared(source: Source, classes: Sequence[Any], count: int) -> list[str]:
+    """Return notes on objects that are lost, ignored or cut; raise ValueError if nothing right is left."""
+    name, is_evaluated = source.stated.name, source.data.is_evaluated
+    trip = compare(source, classes)
+    notes = []
+    unused = ''
+    if trip.unused:
+        others = first_few(f'{label} ({number})' for label, number in trip.unused.most_common())
+        unused = f'{trip.unused.total()} of {count} annotations are not used, of names that are no class: {others}'
+        notes.append(unused)
+    if trip.gained:
+        path, label, box = trip.gained[0]
+        raise ValueError(
+            f'{name}: the framework yields {len(trip.gained)} objects that are not stated, such as {label!r} at {box} '
+            f'in {path}'
+        )
+    if not trip.of_classes:
+        if not is_evaluated:
+            raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {unused}')
+        return [*notes, 'no class has an annotation, so COCO gives -1 for every figure']
+    reasons: dict[str, list[StatedObject]] = defaultdict(list)
+    for one in trip.lost:
+        reasons[hints.why_left_out(one, source.stated.files[one.file].images[0])].append(one)
+    for one in trip.ignored:
+        reasons[hints.why_ignored(one)].append(one)
+    why = ', '.join(f'{len(ones)} {reason}' for reason, ones in reasons.items())
+    left_out = len(trip.lost) + len(trip.ignored)
+    if not trip.boxes:
+        raise ValueError(
+            f'{name}: mmdet would leave out all {trip.of_classes} boxes of the classes: {why}; write x, y, width and '
+            'height in pixels, not as shares of the image (CVAT marks masks that are painted as iscrowd)'
+        )
+    unknown = reasons.get(hints.UNKNOWN)
+    if unknown and type(source.built).__module__.startswith('mmdet.'):
+        which = f'{len(unknown)} of {trip.of_classes} objects, such as {shown(unknown[0].entry)}'
+        raise ValueError(f'{name}: the framework leaves out {which}, {hints.UNKNOWN}')
+    if why:
+        share = f'{left_out} of {trip.of_classes} boxes ({100 * left_out / trip.of_classes:.2g} %)'
+        notes.append(f'mmdet does not train on {share}: {why}')
+    notes += _notes_on_places(source, trip)
+    without = [label for label in classes if label not in {label for _, label, _ in trip.boxes}]
+    if without:
+        notes.append(f'{len(without)} of {len(classes)} classes have no box: {first_few(without)}')
+    return notes
+
+
+def _notes_on_places(source: Source, trip: Trip) -> list[str]:
+    """Return a note on boxes beyond their image; raise ValueError for boxes without an area, and for corners."""
+    name = source.stated.name
+    places = [*trip.boxes, *((one.file, one.label, one.box) for one in (*trip.lost, *trip.ignored))]
+    boxes = np.array([box for _, _, box in places], float).reshape(-1, 4)
+    sizes = []
+    for path, _, _ in places:
+        image = source.stated.files[path].images[0]
+        sizes.append((image.get('width', np.inf), image.get('height', np.inf)))
+    size = np.array(sizes, float).reshape(-1, 2)
+    low, high = boxes[:, :2], boxes[:, 2:]
+    is_flat = (high[: len(trip.boxes)] <= low[: len(trip.boxes)]).any(1)
+    if is_flat.any():
+        path, _, (left, top, right, bottom) = places[int(is_flat.argmax())]
+        raise ValueError(
+            f'{name}: {is_flat.sum()} of {len(boxes)} boxes have no area, such as that from {left:g}, {top:g} to '
+            f'{right:g}, {bottom:g} in {path} (counted from 0), so that losses would be NaN; write corners in pixels, '
+            'the smaller ones first'
+        )
+    beyond = np.maximum(-low, high - size).max(1)
+    sides = high - low
+    are_corners = (sides > low) & (sides <= size + _TOLERANCE)
+    if (beyond > _TOLERANCE).any() and are_corners.all() and source.stated.categories:
+        raise ValueError(
+            f'{name}: {(beyond > _TOLERANCE).sum()} of {len(boxes)} boxes reach beyond their image, but none does as '
+            '(x1, y1, x2, y2); write them as x, y, width, height'
+        )
+    is_cut = beyond > _ROUNDING
+    if not is_cut.any():
+        return []
+    count = f'{is_cut.sum()} of {len(boxes)} boxes'
+    use = "COCO's evaluation compares them whole" if source.data.is_evaluated else 'mmdet cuts them at its edge'
+    return [f'{count} reach beyond their image, by up to {beyond.max():.3g} pixels; {use}']
+
+
+def _notes_on_repetitions(source: Source) -> list[str]:
+    """Return notes on files that several images name, and on objects that the training data state more than once.
+
+    Raise ValueError for training on a file with other objects each time.
+    """
+    if source.data.is_evaluated:  # a perfect model says what they cost
+        return []
+    notes = []
+    twice = [file for file in source.stated.files.values() if len(file.images) > 1]
+    if twice:
+        file = max(twice, key=lambda file: len(file.images))
+        entries = sum(len(file.images) for file in source.stated.files.values())
+        count = f'{entries} images name {len(source.stated.files)} files, such as {file.path} {len(file.images)} times'
+        parts: dict[Any, set[Any]] = {image['id']: set() for image in file.images}
+        for one in file.objects:
+            parts.setdefault(one.entry.get('image_id'), set()).add((one.label, one.box))
+        if len({frozenset(part) for part in parts.values()}) > 1:
+            raise ValueError(
+                f'{source.stated.name}: {count}, with other objects each time, so that a model learns to leave out '
+                'what it is shown; give each image a file of its own, or all objects of a file to one image'
+            )
+        notes.append(f'{count}')
+    repeated = sum(
+        number - 1
+        for file in source.stated.files.values()
+        for number in Counter((one.entry.get('image_id'), one.label, one.box) for one in file.objects).values()
+    )
+    if repeated:
+        total = sum(len(file.objects) for file in source.stated.files.values())
+        notes.append(f'{repeated} of {total} annotations repeat another of the same image, class and place')
+    return notes
+
+
+def _notes_on_masks(source: Source, classes: Sequence[Any]) -> list[str]:
+    """Return notes on turned rectangles and on masks beside their boxes; raise ValueError for those that are wrong."""
+    name, is_evaluated = source.stated.name, source.data.is_evaluated
+    objects = [one for one in source.stated.objects() if one.label in classes]
+    notes = []
+    turned = [one for one in objects if hints.is_turned(one)]
+    if turned:
+        notes.append(
+            f'{len(turned)} of {len(objects)} boxes are of rectangles that were turned afterwards, such as '
+            f'{shown(turned[0].entry)}: bbox is that before the turn; write the box around the turned rectangle '
+            '(`swin-dense config` with --out writes a copy for those of CVAT)'
+        )
+    if not needs_masks(source.data) or not source.stated.categories:
+        return notes
+    masks = []
+    faults: dict[str, list[StatedObject]] = defaultdict(list)
+    for one in source.stated.objects():
+        mask = check_mask(one.entry, source.stated.files[one.file].images[0], is_evaluated)
+        masks.append(mask)
+        if mask.fault:
+            faults[mask.fault].append(one)
+    if faults:
+        fault, ones = next(iter(faults.items()))
+        count = f'{len(ones)} of {len(masks)} annotations are wrong, such as {shown(ones[0].entry)}'
+        raise ValueError(f'{name}: {count}: {fault}')
+    left_out = [mask.left_out for mask in masks if mask.left_out]
+    if left_out:
+        notes.append(
+            f'mmdet leaves out {sum(left_out)} polygons of fewer than three points, or with an odd number of '
+            f'coordinates, in {len(left_out)} of {len(masks)} masks'
+        )
+    beyond = [mask.beyond for mask in masks if mask.beyond]
+    if beyond:
+        notes.append(
+            f'{len(beyond)} of {len(masks)} masks reach beyond their box, by up to {max(beyond):.3g} pixels; '
+            'a box should hold its mask, because detectors such as Mask R-CNN learn only the part within'
+        )
+    narrow = [mask.filled for mask in masks if mask.filled < _NARROW]
+    if narrow:
+        notes.append(
+            f'the bounds of {len(narrow)} of {len(masks)} masks fill less than half of their box, down to '
+            f'{100 * min(narrow):.2g} %: a box should end where its mask ends (those of another size of the image do '
+            'not)'
+        )
+    return notes
+
+
+def _notes_on_images(source: Source) -> list[str]:
+    """Return a note on images that the data set leaves out, by the setting that its own filter needs for that."""
+    built, data, total = source.built, source.data, len(source.loaded)
+    if len(source.samples) == total:
+        return []
+    reasons, left = [], total
+    settings = dict(built.filter_cfg or {})
+    for number, (key, value) in enumerate(settings.items(), 1):
+        built.filter_cfg, built.data_list = dict(list(settings.items())[:number]), list(source.loaded)
+        kept = len(built.filter_data())
+        if kept < left:
+            why = hints.FILTERS.get(key, hints.Filter('by ' + key + '={value}', 'None'))
+            cure = f'--set {data.address}.filter_cfg.{key}={why.cure} keeps them'
+            reasons.append(f'{left - kept} {why.text.format(value=value)} ({cure})')
+        left = kept
+    built.filter_cfg, built.data_list = settings, source.samples
+    if len(source.samples) < left:
+        indices = data.entry.get('indices')
+        reasons.append(
+            f'{left - len(source.samples)} {"by" if indices is not None else "for a reason not known,"} '
+            f'indices={indices}'
+        )
+    if not source.samples:
+        raise ValueError(f'{source.stated.name}: mmdet would leave out all {total} images: {", ".join(reasons)}')
+    return [f'mmdet uses {len(source.samples)} of {total} images and leaves out {", ".join(reasons)}']
+
+
+def _check_files(source: Source, every_image: bool) -> list[str]:
+    """Check that the images exist and have the sizes of the annotations, and return notes on how they are loaded."""
+    of_path = {sample['img_path']: sample for sample in source.loaded}
+    first = next(iter(of_path))
+    if is_address(first):
+        return []
+    name, data = source.stated.name, source.data
+    absent, looked_at, notes = check_images(list(of_path), data.loader, every_image=every_image, samples=of_path)
+    if absent:
+        gone = next(iter(absent))
+        folder = Path(data.images) if source.stated.categories else Path(gone).parent
+        written = source.stated.files[gone].images[0].get('file_name', '')
+        hint = hint_on_name([folder], written)
+        if not source.stated.categories:
+            hint = (
+                "; mmdet's data sets of Pascal VOC read names that end in .jpg; files of COCO's format can name others"
+            )
+        raise ValueError(
+            f'{name} lists {len(of_path)} images, of which {len(absent)} are missing: {first_few(absent.values())}; '
+            f'the folder is {folder}, {endings_in(folder)} (data_prefix.img){hint}'
+        )
+    wrong = {}
+    for path, loaded in looked_at.items():
+        image = source.stated.files[path].images[0]
+        stated = (image.get('width'), image.get('height'))
+        if None not in stated and min(stated) > 0 and loaded.size != stated:
+            wrong[path] = stated
+    if wrong:
+        path, stated = next(iter(wrong.items()))
+        advice = 'annotate the image of this size, or write its size if only that is wrong'
+        sizes = other_size(f'{path} is stated as', stated, 'is read', looked_at[path], advice)
+        raise ValueError(f'{name}: {len(wrong)} of {len(looked_at)} images looked at have another size: {sizes}')
+    return notes
+
+
+def _load_samples(source: Source) -> None:
+    """Load some images with the pipeline of the data set, and of a data set that mixes images around it.
+
+    Raises:
+        ValueError: a step fails.
+    """
+    data = source.data
+    name = source.stated.name
+    with quiet():
+        pipeline = Compose([copy.deepcopy(dict(step)) for step in data.pipeline])
+    for sample in sample_evenly(source.samples, _LOADED, every_image=False):
+        results = copy.deepcopy(sample)
+        for step in pipeline.transforms:
+            try:
+                with quiet():
+                    results = step(results)
+            except Exception as error:  # of any transform
+                raise ValueError(
+                    f'{name}: {sample.get("img_path")} cannot be loaded: {type(step).__name__} of '
+                    f'{data.address}.pipeline fails ({hints.described(error)}){hints.hint_on_loading(step, error)}'
+                ) from error
+            if results is None:  # a random transform that tries another image
+                break
+    for around in dicts((data.experiment.config.get(f'{data.split}_dataloader') or {}).get('dataset')):
+        if around.get('type') != 'MultiImageMixDataset' or around.get('dataset') is not data.entry:
+            continue
+        source.built.pipeline = pipeline
+        with quiet():
+            mixed = DATASETS.build({**around, 'dataset': source.built})
+        for index in sample_evenly(range(len(source.samples)), _LOADED, every_image=False):
+            try:
+                with quiet():
+                    mixed[index]
+            except Exception as error:  # of any transform
+                kinds = first_few(step.get('type') for step in around.pipeline)
+                raise ValueError(
+                    f'{name}: {data.address.rpartition(".")[0]}.pipeline fails for mixed images '
+                    f'({hints.described(error)}), of its steps {kinds}{hints.hint_on_mixing(around.pipeline)}'
+                ) from error
