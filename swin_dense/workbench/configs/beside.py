@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination, remove, write_text
 from swin_dense.workbench.configs.experiment import Experiment, dicts
+from swin_dense.workbench.configs.hints import turn_of
 from swin_dense.workbench.configs.images import name_on_disk
 from swin_dense.workbench.configs.stated import SPLIT_OF, encoding_of, read_coco
 
@@ -73,8 +75,8 @@ def write_copies(experiment: Experiment, out: Path, force: bool, stack: contextl
 def corrected(content: Any, encoding: str, images: str, is_evaluated: bool) -> list[str]:
     """Correct the content of a file of annotations in place, keep its meaning, and return what the new content has.
 
-    Annotations that pycocotools could not evaluate by their ids are numbered from 1, and names of files get the Unicode
-    form that they have on the disk.
+    Annotations that pycocotools could not evaluate by their ids are numbered from 1, boxes hold the rectangles that
+    CVAT turns after it has written them, and names of files get the Unicode form that they have on the disk.
     """
     said = []
     if encoding != 'utf-8':
@@ -89,6 +91,11 @@ def corrected(content: Any, encoding: str, images: str, is_evaluated: bool) -> l
     if is_evaluated and not are_positive and len({*ids}) == len(ids):
         content['annotations'] = _numbered(annotations)
         said.append('annotations numbered from 1')
+    turned = [one for one in content.get('annotations') or () if _is_turned_by_cvat(one)]
+    for one in turned:
+        one['bbox'] = _around_turned(one['bbox'], one['attributes'].pop('rotation'))
+    if turned:
+        said.append(f'{len(turned)} boxes around rectangles that CVAT turned (attributes.rotation)')
     renamed = 0
     for image in content['images']:
         name = name_on_disk(images, image['file_name'])
@@ -97,6 +104,20 @@ def corrected(content: Any, encoding: str, images: str, is_evaluated: bool) -> l
     if renamed:
         said.append(f'{renamed} names of files in the Unicode form that they have on the disk')
     return said
+
+
+def _is_turned_by_cvat(annotation: Any) -> bool:
+    attributes, box = annotation.get('attributes'), annotation.get('bbox')
+    has_turn = isinstance(attributes, dict) and bool(turn_of({'attributes': attributes})) and 'rotation' in attributes
+    return has_turn and not annotation.get('segmentation') and isinstance(box, list) and len(box) == 4
+
+
+def _around_turned(box: Sequence[float], degrees: float) -> list[float]:
+    """Return the box, as x, y, width and height, around a rectangle that is turned about its centre."""
+    x, y, width, height = box
+    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    outer_width, outer_height = width * cosine + height * sine, width * sine + height * cosine
+    return [x + (width - outer_width) / 2, y + (height - outer_height) / 2, outer_width, outer_height]
 
 
 def _numbered(annotations: Sequence[Any]) -> list[Any]:

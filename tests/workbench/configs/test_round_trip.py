@@ -1,0 +1,133 @@
+"""What annotations state beside what mmdet yields and loads: nothing is lost, gained or cut without a word."""
+
+import math
+
+import pytest
+from mmengine.registry import TRANSFORMS
+from PIL import Image, ImageDraw
+
+from swin_dense.workbench.configs import hints
+from tests.workbench.configs.data import SIDE, TRAIN, VAL, check_data, dataset_of
+from tests.workbench.configs.test_checking import BOXES, WRONG, WRONG_MASKS, each
+
+
+def notes(config, split='train'):
+    return ' '.join(check_data(config, (split,)))
+
+
+@pytest.mark.parametrize('file', [TRAIN, VAL])
+def test_every_damage_is_found_without_words_for_it(fruit, monkeypatch, file):
+    """The tables of words explain what is found, and find nothing themselves."""
+    config, path = fruit.write(), fruit.root / file
+    before = path.read_text()
+    for table in (hints.LEFT_OUT, hints.IGNORED, hints.FILTERS, hints.HINTS_ON_READING):
+        monkeypatch.setattr(hints, next(name for name, value in vars(hints).items() if value is table), {})
+    split = 'train' if file == TRAIN else 'val'
+    for case, (damage, _) in {**WRONG, **WRONG_MASKS}.items():
+        path.write_text(before)
+        fruit.change(damage, file)
+        with pytest.raises(ValueError, match='fruit') as caught:
+            check_data(config, (split,))
+        assert '.json' in str(caught.value), case
+    path.write_text(before)
+    check_data(config, (split,))
+
+
+def turned(annotation):
+    """Write a rectangle of 40 x 6 pixels, turned by 45 degrees about (32, 32), as CVAT does."""
+    attributes = {'occluded': False, 'rotation': 45.0}
+    annotation.update(bbox=[12, 29, 40, 6], area=240, segmentation=[], attributes=attributes)
+
+
+def test_boxes_of_turned_rectangles(fruit):
+    """The box of the copy is that of the drawn rectangle; without the copy, a note says what the file has."""
+    fruit.change(each(turned))
+    fruit.recipe = BOXES
+    config = fruit.write()
+    canvas = Image.new('L', (SIDE, SIDE))
+    corners = [(-20, -3), (20, -3), (20, 3), (-20, 3)]
+    turn = math.radians(45)
+    drawn = [
+        (32 + x * math.cos(turn) - y * math.sin(turn), 32 + x * math.sin(turn) + y * math.cos(turn)) for x, y in corners
+    ]
+    ImageDraw.Draw(canvas).polygon(drawn, fill=1)
+    expected = canvas.getbbox()
+    for split in ('train', 'val'):
+        box = dataset_of(config, split, pipeline=[]).get_data_info(0)['instances'][0]['bbox']
+        assert max(abs(own - other) for own, other in zip(box, expected, strict=True)) <= 1.5
+        assert 'turned afterwards' not in notes(config, split)
+    config.train_dataloader.dataset.ann_file = TRAIN
+    assert '4 of 4 boxes are of rectangles that were turned afterwards' in notes(config)
+
+
+def test_a_mask_much_smaller_than_its_box(fruit):
+    """As in files whose boxes are those of another size of the image."""
+    fruit.change(each(lambda one: one.update(bbox=[2, 2, 60, 60])), TRAIN)
+    assert 'the bounds of 4 of 4 masks fill less than half of their box, down to 13 %' in notes(fruit.write())
+
+
+def test_a_file_under_several_ids_with_other_objects_each_time(ten_fruits):
+    def flat(content):
+        for image in content['images']:
+            image['file_name'] = f'{image["id"] % 5}.jpg'
+
+    ten_fruits.change(flat, TRAIN)
+    said = ten_fruits.refused()
+    assert '10 images name 5 files, such as' in said
+    assert 'with other objects each time' in said
+
+    def same(content):
+        for one in content['annotations']:
+            first = content['annotations'][one['image_id'] % 5]
+            one.update({key: first[key] for key in ('bbox', 'category_id', 'segmentation')})
+
+    ten_fruits.change(same, TRAIN)
+    assert '10 images name 5 files, such as' in notes(ten_fruits.write())
+
+
+def test_objects_that_are_stated_twice(fruit):
+    def double(content):
+        content['annotations'] += [{**one, 'id': one['id'] + 100} for one in content['annotations']]
+
+    config = fruit.write()
+    fruit.change(double, TRAIN)
+    assert '4 of 8 annotations repeat another of the same image, class and place' in notes(config)
+
+
+def test_mixed_images_without_their_masks(fruit):
+    """mmdet's Mosaic mixes boxes alone, and a later step fails with an IndexError on some image of the epoch."""
+    config = fruit.write()
+    entry = config.train_dataloader.dataset
+    steps = entry.pipeline
+    mosaic = [{'type': 'Mosaic', 'img_scale': (SIDE, SIDE)}, {'type': 'FilterAnnotations', 'min_gt_bbox_wh': (1, 1)}]
+    entry.pipeline = steps[:2]
+    config.train_dataloader.dataset = {
+        'type': 'MultiImageMixDataset',
+        'dataset': entry,
+        'pipeline': [*mosaic, {'type': 'PackDetInputs'}],
+    }
+    with pytest.raises(ValueError, match=r'fails for mixed images .*CachedMosaic'):
+        check_data(config, ('train',))
+    entry = config.train_dataloader.dataset.dataset
+    entry.pipeline[1].pop('with_mask')
+    check_data(config, ('train',))
+
+
+class Failing:
+    """A step of one's own that one image stops."""
+
+    def __call__(self, results):
+        if results['img_id'] == 3:
+            raise RuntimeError('no third channel')
+        return results
+
+
+def test_a_step_that_fails_is_named_with_its_image(fruit):
+    config = fruit.write()
+    TRANSFORMS.register_module(name='Failing', module=Failing)
+    try:
+        config.train_dataloader.dataset.pipeline.insert(2, {'type': 'Failing'})
+        with pytest.raises(ValueError, match=r'3\.jpg cannot be loaded: Failing of .*RuntimeError: no third channel'):
+            check_data(config, ('train',))
+    finally:
+        TRANSFORMS.module_dict.pop('Failing')
