@@ -48,7 +48,7 @@ def map_classes(model: Any, scene: str, out: str) -> None:
                 kept = Window(left, top, TILE, TILE).intersection(whole)
                 side = TILE + 2 * OVERLAP
                 seen = Window(left - OVERLAP, top - OVERLAP, side, side).intersection(whole)
-                labels = model.predict(channels_last(image.read(window=seen))).labels
+                labels = model.predict(channels_last(image.read(window=seen)), paint=False).labels
                 labels = np.where(has_data(image, bands, seen), labels, no_data).astype(dtype)
                 row, column = top - seen.row_off, left - seen.col_off
                 written.write(labels[row : row + kept.height, column : column + kept.width], 1, window=kept)

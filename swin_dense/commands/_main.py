@@ -50,6 +50,7 @@ _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     _replace_closed_streams()
+    _disable_telemetry()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] not in command_names():
         _print_overview(arguments[:1])  # or the version or an error, and exits
@@ -75,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             _discard_output()
         return 2
+
+
+def _disable_telemetry() -> None:
+    """Keep ONNX Runtime and OpenVINO from collecting events, and from storing an id for that in the home folder."""
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
+    # OpenVINO does without this package, which it has no other switch for.
+    sys.modules.setdefault('openvino_telemetry', None)  # type: ignore[arg-type]
 
 
 def _replace_closed_streams() -> None:

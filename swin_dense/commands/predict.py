@@ -78,12 +78,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='in which --runtime openvino computes; bfloat16 needs a processor that has it (default: float32)',
     )
     parser.add_argument(
+        '--threads',
+        type=int,
+        default=0,
+        help='CPU threads that run an exported file (default: 0, which lets the library choose)',
+    )
+    parser.add_argument(
+        '--no-pictures',
+        action='store_true',
+        help='write no annotated images, PHOTO.painted.jpg; to draw one can take longer than to predict it',
+    )
+    parser.add_argument(
         '--time', action='store_true', help='print milliseconds per image by step, the median of all images'
     )
 
 
 def run(args: argparse.Namespace) -> int:
     checks.rate('--score', args.score)
+    checks.integer('--threads', args.threads, minimum=0)
     if args.resume and args.force:
         raise ValueError('--resume keeps results and --force replaces them; leave one of them out')
     model, places = _model_and_images(args)
@@ -107,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             folder.clear(name)
             clock = Stopwatch()
             try:
-                folder.write(image, name, predictor.predict(image, clock))
+                folder.write(image, name, predictor.predict(image, clock, paint=not args.no_pictures))
             except Exception as error:  # the runtimes and frameworks raise exceptions of any type
                 failed += 1
                 _print_failure(image, error)
@@ -129,8 +141,8 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
             '--device and --set need a config and a checkpoint, as does --allow-partial; an exported file runs on the '
             'CPU (--runtime)'
         )
-    for name in ('runtime', 'precision'):
-        if getattr(args, name) is not None and not is_exported:
+    for name in ('runtime', 'precision', 'threads'):
+        if getattr(args, name) and not is_exported:
             raise ValueError(f'--{name} needs a file that ends in {" or ".join(EXPORTED)}')
     if is_exported:
         check_file(model[0])
@@ -180,7 +192,9 @@ def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[st
     if _is_exported(model[0]):
         file = Path(model[0])
         runtime, precision = args.runtime or EXPORTED[file.suffix.lower()], args.precision or 'float32'
-        loaded = swin_dense.runtime.load(file, runtime=runtime, score=args.score, precision=precision)
+        loaded = swin_dense.runtime.load(
+            file, runtime=runtime, score=args.score, threads=args.threads, precision=precision
+        )
         digest = file_digest(file)
         if file.suffix.lower() == '.xml':
             digest += file_digest(file.with_suffix('.bin'))

@@ -101,7 +101,10 @@ def _named(name: str, error: Exception) -> Exception:
         )
     if isinstance(error, OSError):
         return ImageError(f'{name} cannot be read: {error.strerror or error}')
-    return ImageError(f'{name}: there is too little memory to read it; use tile=, or smaller tiles')
+    return ImageError(
+        f'{name}: there is too little memory to read it; use tile= for features, or smaller tiles, or '
+        'examples/predict_large.py to predict'
+    )
 
 
 @contextlib.contextmanager
@@ -122,7 +125,7 @@ def _reason(error: Exception) -> str:
         return 'the content is not an image of a supported format'
     if isinstance(error, Image.DecompressionBombError):
         return (
-            f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
-            'tile='
+            f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or read it in tiles: convert it to '
+            'TIFF or zarr and use tile= for features, or examples/predict_large.py to predict'
         )
     return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

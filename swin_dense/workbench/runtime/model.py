@@ -131,19 +131,21 @@ class ImagePredictor:
         return notes_on_reading(pictures, reader)
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
-        """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
+        """Return the ``record`` of :class:`Prediction` for an image: a file, or anything that :meth:`predict` takes."""
         return self._predicted(picture, Stopwatch())[2]
 
-    def predict(self, picture: Picture, clock: Stopwatch | None = None) -> Prediction:
+    def predict(self, picture: Picture, clock: Stopwatch | None = None, *, paint: bool = True) -> Prediction:
         """Return the complete prediction for an image.
 
         Args:
-            picture: a file, a PIL image, or (H, W, 3) uint8 in RGB.
+            picture: a file, the bytes of a file, a PIL image, or (H, W, 3) uint8 in RGB. The model of a config does not
+                take bytes.
             clock: measures the steps 'read', 'prepare', 'run' and 'finish'.
+            paint: whether to draw the prediction on the image.
         """
         clock = clock or Stopwatch()
         pixels, outputs, record = self._predicted(picture, clock)
-        shown = self._to_paint(pixels)
+        shown = self._to_paint(pixels) if paint else None
         painted = None if shown is None else painting.painted(shown, record, outputs, self.palette)
         clock.lap('finish')
         return Prediction(record, painted, outputs.labels, outputs.panoptic)

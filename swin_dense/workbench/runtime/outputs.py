@@ -32,7 +32,8 @@ class Prediction:
 
     Attributes:
         record: the prediction in types that JSON supports.
-        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None for other pixels.
+        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None for other pixels,
+            or if it was not asked for.
         labels: class index of every pixel, (H, W), int32; None for a detector.
         panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
             segment have another value. None if the model is not panoptic.

@@ -19,11 +19,10 @@ def painted(pixels: np.ndarray, record: dict[str, Any], outputs: Outputs, palett
     masks: Sequence[np.ndarray] = []
     if outputs.panoptic is not None:
         # Instances are segments too, so that their masks are not painted again.
-        classes = {one['id']: one['label'] for one in record['segments']}
-        numbers, inverse = np.unique(outputs.panoptic, return_inverse=True)
-        of_numbers = [classes.get(number, len(palette)) for number in numbers.tolist()]
-        labels = np.array(of_numbers)[inverse]
-        pixels = segments(pixels, labels.reshape(pixels.shape[:2]), palette)
+        label_of_id = np.full(outputs.panoptic.max() + 1, len(palette), np.int32)
+        for one in record['segments']:
+            label_of_id[one['id']] = one['label']
+        pixels = segments(pixels, label_of_id[outputs.panoptic], palette)
     elif outputs.instances is not None:
         masks = outputs.instances.masks
     return instances(pixels, record.get('instances', []), masks, palette)
@@ -40,9 +39,8 @@ def instances(
 
     painted = pixels.copy()
     for instance, mask in zip(found, masks, strict=False):
-        colour = np.array(palette[instance['label']])
-        mixed = painted[mask] * 0.5 + colour * 0.5
-        painted[mask] = mixed.astype(np.uint8)
+        colour = np.array(palette[instance['label']], np.uint8)
+        painted[mask] = _mean(painted[mask], colour)
     for instance in found:
         left, top, right, bottom = map(round, instance['box'])
         line_colour = [int(part) for part in palette[instance['label']]]
@@ -58,8 +56,17 @@ def instances(
 
 def segments(pixels: np.ndarray, labels: np.ndarray, palette: Palette) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of the class of each pixel; others stay."""
-    known = labels < len(palette)
-    indices = np.where(known, labels, 0)
-    colours = np.array(palette)[indices]
-    mixed = pixels * 0.5 + colours * 0.5
-    return np.where(known[:, :, None], mixed.astype(np.uint8), pixels)
+    colours = np.array([*palette, (0, 0, 0)], np.uint8)
+    mixed = _mean(pixels, colours.take(labels, 0, mode='clip'))
+    is_other = labels >= len(palette)
+    mixed[is_other] = pixels[is_other]
+    return mixed
+
+
+def _mean(pixels: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Return the mean of two arrays of uint8, rounded down, without larger integers: an image may have many pixels."""
+    common = pixels & colours
+    other = pixels ^ colours
+    other >>= 1
+    common += other
+    return common

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,36 +14,48 @@ from swin_dense.images.pixels import ORIENTATION, ImageError, decoding, naming, 
 if TYPE_CHECKING:
     from PIL import Image
 
-    Picture = str | PathLike[str] | np.ndarray | Image.Image
+    Picture = str | PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 
 def read(picture: Picture) -> np.ndarray:
     """Return an image as (H, W, 3) uint8, RGB, with the values that mmdet and mmseg read from the same file.
 
-    It may be a file, a PIL image, which is read as its file, or an array, which is returned unchanged. Raises
-    ImageError if it is damaged or of a kind or shape that is not supported.
+    It may be a file or its bytes, a PIL image, which is read as its file, or an array, which is returned unchanged.
+    Raises ImageError if it is damaged or of a kind or shape that is not supported.
     """
-    if not isinstance(picture, (str, PathLike, np.ndarray)) and hasattr(picture, 'getexif'):  # a PIL image
-        with naming(picture), decoding():
-            return _of_pil(picture)
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
             raise ImageError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
         if picture.dtype != np.uint8:
             raise TypeError(f'a picture must have the type uint8, got {picture.dtype}')
         return picture
-    if not isinstance(picture, (str, PathLike)):
-        raise TypeError(f'a picture must be a file, a PIL image or an array, got {type(picture).__name__}')
-    if not Path(picture).is_file():
-        raise FileNotFoundError(f'there is no file {picture}')
+    if isinstance(picture, (bytes, bytearray, memoryview)):
+        content = np.frombuffer(picture, np.uint8)
+    elif isinstance(picture, (str, PathLike)):
+        if not Path(picture).is_file():
+            raise FileNotFoundError(f'there is no file {picture}')
+        content = np.fromfile(picture, np.uint8)
+    elif hasattr(picture, 'getexif'):
+        with naming(picture), decoding():
+            return _of_pil(picture)
+    else:
+        raise TypeError(
+            f'a picture must be a file, the bytes of one, a PIL image or an array, got {type(picture).__name__}'
+        )
+    with naming(picture):
+        return _of_content(content)
+
+
+def _of_content(content: np.ndarray) -> np.ndarray:
+    """Return the pixels of the bytes of a file."""
     import cv2
     from PIL import Image  # not needed for arrays
 
-    with naming(picture), decoding(), Image.open(picture) as image:
+    with decoding(), Image.open(io.BytesIO(memoryview(content))) as image:
         image.load()  # OpenCV returns what it finds in a damaged file
-    found = cv2.imdecode(np.fromfile(picture, np.uint8), cv2.IMREAD_COLOR)
+    found = cv2.imdecode(content, cv2.IMREAD_COLOR)
     if found is None:
-        raise ImageError(f'image {str(picture)!r} is of a format that OpenCV does not read, {image.format}')
+        raise ImageError(f'its format is {image.format}, which OpenCV does not read')
     return np.ascontiguousarray(found[:, :, ::-1])
 
 

@@ -114,7 +114,7 @@ def random_model(config, pixels, seed=0):
             parameter.data *= 30
     model.eval()
     for name, layer in model.named_modules():
-        if name.endswith('mask_feature'):
+        if name.endswith(('mask_feature', 'decode_head.conv_seg')):
             _centre(model, layer, pixels, config.default_scope)
     for name, layer in model.named_modules():
         if name.endswith(('cls_embed', 'mask_embed.0')):

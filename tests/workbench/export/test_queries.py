@@ -15,12 +15,6 @@ from swin_dense.export import formats
 from swin_dense.workbench.export import deformable, gate, whole
 from swin_dense.workbench.runtime import pictures, queries
 from tests.workbench.export.query_models import FILES, config_of, random_model
-from tests.workbench.export.whole_models import picture_of
-
-
-@pytest.fixture(scope='module')
-def pixels(demo_data):
-    return pictures.read(picture_of(demo_data))[:, :, ::-1]
 
 
 @pytest.mark.parametrize('name', FILES)

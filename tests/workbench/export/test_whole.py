@@ -1,7 +1,6 @@
 """Whole models in one file against the frameworks, in both runtimes, at other sizes than the recorded one."""
 
 import copy
-import functools
 import itertools
 import json
 import re
@@ -29,7 +28,7 @@ from tests.examples import load_example
 from tests.mmcv_lite_ops.conftest import PLAIN, use
 from tests.workbench.export import query_models
 from tests.workbench.export.choices import assert_equal_given_choices, with_choices
-from tests.workbench.export.whole_models import HEADS, config_of, picture_of, train
+from tests.workbench.export.whole_models import HEADS, config_of, picture_of
 
 RUNTIMES = sorted(SESSIONS)
 paste = fcn_mask_head._do_paste_mask
@@ -46,7 +45,6 @@ SIZES = [
     (31, 33),
     (350, 420),
 ]
-STEPS = 80
 # Between a probability in a pasted mask and the threshold: mmdet computes them in float32, from coordinates in pixels.
 TIE = 1e-5
 # Each is exported once, after a training or with random weights, which takes about a minute; all but the first are left
@@ -57,41 +55,12 @@ SEGMENTORS = [UPERNET, 'upernet on v2', 'upernet on resnet']
 TRAINED = [*DETECTORS, *SEGMENTORS]
 PANOPTIC = 'mask2former_panoptic on resnet'
 QUERIES = [PANOPTIC, *query_models.FILES]
-# Of random weights; a MaskFormer of most seeds finds nothing in one of the sizes.
-SEEDS = {'maskformer': 7}
 
 
 def costly(*names):
     """Return test parameters for models, marked by the time that their export takes."""
     long = [pytest.mark.slow, pytest.mark.long]
     return [pytest.param(name, marks=[pytest.mark.slow] if name == FIRST else long) for name in names]
-
-
-@pytest.fixture(scope='module')
-def pixels(demo_data):
-    return pictures.read(picture_of(demo_data))[:, :, ::-1]
-
-
-@pytest.fixture(scope='module')
-def exported(demo_data, pixels, tmp_path_factory):
-    """Return a function that exports a model once, and returns its config, weights and file."""
-    folder = tmp_path_factory.mktemp('whole models')
-
-    @functools.cache
-    def make(name):
-        weights, path = folder / f'{name}.pth', folder / f'{name}.onnx'
-        if name in QUERIES:
-            config = query_models.config_of(name, demo_data)
-            model = query_models.random_model(config, pixels, seed=SEEDS.get(name, 2))
-            torch.save({'state_dict': model.state_dict(), 'meta': {}}, weights)
-        else:
-            model, _, backbone = name.partition(' on ')
-            config = config_of(model, demo_data, backbone)
-            train(config, weights, STEPS)
-        assert len(export_whole(config, weights, path, image=picture_of(demo_data)).errors) == 3
-        return config, weights, path
-
-    return make
 
 
 @pytest.mark.parametrize('name', costly(*TRAINED, *QUERIES))

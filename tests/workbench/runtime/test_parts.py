@@ -103,7 +103,7 @@ def test_damaged_and_missing_files(tmp_path):
 @pytest.mark.parametrize(
     ('picture', 'error', 'message'),
     [
-        (b'bytes', TypeError, 'a PIL image or an array, got bytes'),
+        (b'bytes', ValueError, 'image of 5 bytes: the content is not an image'),
         (None, TypeError, 'got NoneType'),
         (np.zeros((4, 4), np.uint8), ValueError, r'shape \(H, W, 3\), got \(4, 4\)'),
         (np.zeros((0, 4, 3), np.uint8), ValueError, r'got \(0, 4, 3\)'),

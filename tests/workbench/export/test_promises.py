@@ -1,0 +1,204 @@
+"""What the pages promise of exported files: each promise, for each kind of model, in each form of its file.
+
+The files are those that ``export`` writes. docs/serving.md has the promises.
+"""
+
+import functools
+import json
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_dense import runtime
+from swin_dense.commands._main import main
+from swin_dense.workbench.export import agreement, whole
+from swin_dense.workbench.predict import Predictor
+from swin_dense.workbench.runtime import pictures
+from tests.conftest import ROOT
+from tests.processes import python
+
+KINDS = {
+    'boxes': 'retinanet on resnet',
+    'masks': 'mask_rcnn on swin',
+    'queries': 'mask2former_panoptic on resnet',
+    'segmentor': 'untrained upernet on swin',
+}
+FORMS = ('onnxruntime', 'openvino', 'openvino xml')
+THREADS = 4
+pytestmark = pytest.mark.slow
+
+
+class Served:
+    """A kind of model in a form of its file."""
+
+    def __init__(self, kind, form, exported, converted, pixels):
+        self.config, self.weights, path = exported(KINDS[kind])
+        self.is_segmentor = kind == 'segmentor'
+        self.runtime, _, is_xml = form.partition(' ')
+        self.path = converted(KINDS[kind]) if is_xml else path
+        self.pixels = pixels
+
+    @functools.cached_property
+    def model(self):
+        return runtime.load(self.path, runtime=self.runtime, threads=1, score=0.05)
+
+    def images(self):
+        """Return inputs of two sizes, of two images each, whose predictions differ."""
+        found = []
+        for size in ((96, 130), (128, 96)):
+            for shown in (self.pixels, self.pixels[::-1, ::-1]):
+                found.append(whole._image(pictures.resized(shown, *size)))
+        return found
+
+
+@pytest.fixture(params=[(kind, form) for kind in KINDS for form in FORMS], ids=' in '.join, scope='module')
+def served(request, exported, converted, pixels):
+    return Served(*request.param, exported, converted, pixels)
+
+
+def assert_equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_predictions_are_those_of_the_framework_at_other_sizes_and_batches(served):
+    """Near ties decide a few predictions, as in the check of ``export``."""
+    predictor, facts = Predictor(served.config, str(served.weights), 'cpu'), {}
+    plan = whole.planned_segmentor if served.is_segmentor else whole.planned_detector
+    *_, compare = plan(predictor.model, facts)
+    model, count = served.model, 0
+
+    def run(feed):
+        size = feed.get('size')
+        return model.run(feed['img'], None if size is None else size.tolist())
+
+    for size in ((97, 65), (64, 160), (231, 350)):
+        image = pictures.resized(served.pixels, *size)
+        share, compared = whole.compared(compare, run, image)
+        assert share <= agreement.LARGEST_SHARE, size
+        count += compared
+    assert count > 5
+
+
+def test_threads_share_a_model(served):
+    """Each gets the predictions of its own image, whose array stays as it was, and earlier results do too."""
+    model, images = served.model, served.images()
+    given = [image.copy() for image in images]
+    alone = [model.run(image) for image in images]
+    kept = [[array.copy() for array in outputs] for outputs in alone]
+    shown = [outputs[-1] for outputs in alone]
+    assert len({(array.shape, array.tobytes()) for array in shown}) == len(images)
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(model.run, 6 * images))
+    for outputs, expected in zip(found, 6 * kept, strict=True):
+        assert_equal(outputs, expected)
+    assert_equal(images, given)
+    for outputs, expected in zip(alone, kept, strict=True):
+        assert_equal(outputs, expected)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'dtype', 'error', 'message'),
+    [
+        ((1, 3, 64, 64), 'float64', TypeError, 'img must be an array of float32, got float64'),
+        ((1, 3, 64, 64), 'uint8', TypeError, 'img must be an array of float32, got uint8'),
+        ((3, 64, 64), 'float32', ValueError, r'img must have the shape \(., 3, H, W\), got \(3, 64, 64\)'),
+        ((1, 4, 64, 64), 'float32', ValueError, r'img must have the shape \(., 3, H, W\), got \(1, 4, 64, 64\)'),
+        ((1, 3, 0, 64), 'float32', ValueError, r'img must have the shape \(., 3, H, W\), got \(1, 3, 0, 64\)'),
+        ((2, 3, 64, 64), 'float32', ValueError, r'img must have the shape \(1, 3, H, W\), got \(2, 3, 64, 64\)'),
+    ],
+)
+def test_a_wrong_input_is_one_clear_error(served, shape, dtype, error, message):
+    model, image = served.model, np.zeros(shape, dtype)
+    if served.is_segmentor and shape[0] == 2:  # which takes any batch
+        (labels,) = model.run(image)
+        assert labels.shape == (2, 64, 64)
+        return
+    with pytest.raises(error, match=f'^{message}$'):
+        model.run(image)
+
+
+def test_processes_and_memory_without_torch(served, tmp_path):
+    images = tmp_path / 'images.npz'
+    largest = whole._image(pictures.resized(served.pixels, 128, 160))
+    np.savez(images, served.images()[0], largest)
+    python(Path(__file__).with_name('serving.py'), served.path, served.runtime, images)
+
+
+# Runs the command, and receives a signal while it predicts the second image.
+STOPPED = """
+import signal, sys
+from swin_dense import runtime
+from swin_dense.commands._main import main
+predict, seen = runtime.Model.predict, []
+def stopped(self, *arguments, **options):
+    seen.append(arguments)
+    if len(seen) == 2:
+        signal.raise_signal(signal.SIGTERM)
+    return predict(self, *arguments, **options)
+runtime.Model.predict = stopped
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_command(served, tmp_path, capfd):
+    """A signal leaves complete results, which a second run completes; an unreadable image and a wrong option are told.
+
+    Nothing is written outside of --out.
+    """
+    outside = [tmp_path / name for name in ('home', 'temporary', 'work')]
+    photos = tmp_path / 'photos'
+    for folder in (*outside, photos):
+        folder.mkdir()
+    for name, size in (('a', (96, 130)), ('b', (128, 96)), ('c', (64, 64))):
+        rgb = pictures.resized(served.pixels, *size)[:, :, ::-1]
+        Image.fromarray(rgb).save(photos / f'{name}.png')
+    (photos / 'no image.jpg').write_text('no image')
+    out = tmp_path / 'out'
+    command = ['predict', served.path, photos, '--runtime', served.runtime, '--score', '0.05', '--out', out]
+    command += ['--threads', '1']
+    variables = {'HOME': str(outside[0]), 'TMPDIR': str(outside[1])}
+    python('-c', STOPPED, *command, status=128 + signal.SIGTERM, cwd=outside[2], **variables)
+    assert [path for folder in outside for path in folder.rglob('*')] == []
+    assert sorted(path.name for path in out.glob('*.json')) == ['a.json', 'b.json']
+    before = (out / 'a.json').stat().st_mtime_ns
+    capfd.readouterr()
+    assert main([*map(str, command), '--resume']) == 1
+    printed = capfd.readouterr()
+    assert f'3 of 4 images are in {out}' in printed.out
+    assert [line for line in printed.err.splitlines() if 'no image.jpg' in line] == printed.err.splitlines()[-1:]
+    assert (out / 'a.json').stat().st_mtime_ns == before
+    assert main([*map(str, command), '--resume', '--threads', '-1']) == 2
+    assert '--threads must be at least 0, got -1' in capfd.readouterr().err
+
+    counted = 0
+    for name in 'abc':
+        record = json.loads((out / f'{name}.json').read_text())
+        assert record == served.model(str(photos / f'{name}.png'))
+        assert record.keys() <= KEYS
+        for part in ('instances', 'segments'):
+            for found in record.get(part, []):
+                assert found.keys() <= set(PARTS[part])
+                counted += 1
+    assert counted > 3
+
+
+def keys_on_the_page():
+    """Return the keys of a record on the page, and those of the parts of its lists."""
+    (row,) = re.findall(r'^\| `PHOTO\.json` .*', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    listed = row.partition('not renamed: ')[2]
+    parts = {name: re.findall(r'`(\w+)`', keys) for name, keys in re.findall(r'`(\w+)` \(([^)]*)\)', listed)}
+    return set(re.findall(r'`(\w+)`', re.sub(r'\([^)]*\)', '', listed))), parts
+
+
+KEYS, PARTS = keys_on_the_page()
+
+
+def test_the_page_has_the_keys_of_records():
+    assert {'format', 'image', 'height', 'width', 'instances', 'segments'} == KEYS
+    assert {'label', 'score', 'box', 'mask', 'class'} == set(PARTS['instances'])
