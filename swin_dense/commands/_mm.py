@@ -113,7 +113,7 @@ def config_to_run(args: argparse.Namespace) -> Config:
         config.work_dir = args.work_dir
     elif config.get('work_dir') is None:
         config.work_dir = f'work_dirs/{Path(args.config).stem}'
-    check_folder(Path(config.work_dir))
+    check_folder(Path(config.work_dir), ' with --work-dir')
     return config
 
 

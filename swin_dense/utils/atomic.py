@@ -49,13 +49,16 @@ def check_destination(path: Path, force: bool) -> None:
     check_free(path, force)
 
 
-def check_folder(path: Path) -> None:
-    """Raise OSError if no files can be written to a folder, which is created later if there is none."""
+def check_folder(path: Path, option: str = '') -> None:
+    """Raise OSError if no files can be written to a folder, which is created later if there is none.
+
+    ``option`` ends the error with the option that chooses another folder, such as ' with --work-dir'.
+    """
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         raise NotADirectoryError(f'{path} must be a folder, but {there} is a file')
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f'the folder {there} is not writable; choose another')
+        raise PermissionError(f'the folder {there} is not writable; choose another{option}')
 
 
 def check_free(path: Path, force: bool) -> None:

@@ -47,6 +47,19 @@ def test_images_that_differ_in_the_suffix_keep_it(predict, tmp_path):
     assert image_of('a.png') == 'p/a.png'
 
 
+def test_images_that_differ_in_case_alone_are_numbered(predict, tmp_path):
+    """Not every file system tells their results apart; a name stays when more of them come."""
+    make('p/a.jpg', 'p/A.jpg')
+    assert predict('p') == 0
+    assert names_in(tmp_path / 'out') == sorted([*results('A.jpg'), *results('a.jpg-2')])
+    assert [image_of(name) for name in ('A.jpg', 'a.jpg-2')] == ['p/A.jpg', 'p/a.jpg']
+    make('p/A.JPG')
+    assert predict('p', '--resume') == 0
+    found = names_in(tmp_path / 'out')
+    assert len({name.casefold() for name in found}) == len(found) == 9
+    assert [image_of(name) for name in ('A.jpg', 'a.jpg-2')] == ['p/A.jpg', 'p/a.jpg']
+
+
 def test_an_image_keeps_its_name_when_another_one_comes(predict, tmp_path):
     make('p/a.jpg')
     assert predict('p') == 0

@@ -100,8 +100,6 @@ class DataSet:
         evaluators: the configs of the metrics of its split.
         classes: the names of the classes, or () if neither the config nor the class of the data set has any.
         used_images: the number of images that the framework uses, once the data were looked at; None before.
-        reduces_zero: whether mmseg ignores the value 0 of masks and takes 1 for the first class, once they were looked
-            at; None before.
 
     Raises:
         ValueError: a path, or the dict of folders, has the wrong type.
@@ -136,7 +134,6 @@ class DataSet:
             classes = list_from_file(classes)
         self.classes: tuple[Any, ...] = (classes,) if isinstance(classes, str) else tuple(classes or ())
         self.used_images: int | None = None
-        self.reduces_zero: bool | None = None
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +29,86 @@ _IGNORED = 255
 _LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
 
 
+@dataclass
+class Labels:
+    """What a sample of masks contains, as the framework labels their pixels.
+
+    Attributes:
+        masks: their number.
+        stored: the values in the files.
+        classes: the indices of classes that occur.
+        ignored: the values in the files of pixels that are ignored; ``share`` of all pixels.
+        wrong: by path of a mask, the values that are no class.
+    """
+
+    masks: int
+    stored: set[int] = field(default_factory=set)
+    classes: set[int] = field(default_factory=set)
+    ignored: set[int] = field(default_factory=set)
+    share: float = 0.0
+    wrong: dict[str, set[int]] = field(default_factory=dict)
+
+
 def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     """Check all file names of a data set of mmseg, and the sizes and values of a sample of its masks.
 
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
     decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
     """
-    dataset, pipeline = data.entry, data.pipeline
     if not data.kind:
-        raise ValueError(f'a data set must have a type, a name, got {dict(dataset)}')
+        raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
     # Test-time augmentation loads the masks in a step inside of another.
-    labelling = [step for step in dicts(pipeline) if step.get('type') in _LABELLING]
+    labelling = [step for step in dicts(data.pipeline) if step.get('type') in _LABELLING]
     loading = next((step for step in labelling if step['type'] == 'LoadAnnotations'), None)
     if loading is None or not hasattr(data.dataset_class, 'get_label_map'):
         return []  # not like mmseg's own data sets, which consist of images and masks
     _check_names(data)
-    built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
+    built = DATASETS.build({**data.entry, 'pipeline': labelling, 'lazy_init': True})
     if is_address(built.data_prefix.get('img_path')):
         return []
     samples = built.load_data_list()
+    _check_files(data, built, samples, loading)
+    of_image = {sample['img_path']: sample for sample in samples}
+    _, images, notes_on_images = check_images(list(of_image), data.loader, _SAMPLED, every_image, of_image)
+    mapped = mapped_values(labelling)
+    others = {value for step in labelling if step['type'] == 'IgnoreMaskValues' for value in step['values']}
+    count = data.experiment.class_count or len(data.classes) or _IGNORED
+    looked_at = sample_evenly(samples, _SAMPLED, every_image)  # the masks of these images
+    labels = Labels(len(looked_at))
+    for sample in looked_at:
+        path, image = sample['seg_map_path'], sample['img_path']
+        mask = _read_mask(path, loading.get('backend_args'))
+        if image in images and images[image].size != mask.shape[::-1]:
+            advice = 'a mask must have the size of its image'
+            read = f'its image {image} is read'
+            raise ValueError(other_size(f'the mask {path} has', mask.shape[::-1], read, images[image], advice))
+        classes = _add(labels, mask, built.pipeline(dict(sample))['gt_seg_map'], data)
+        unlisted = _values(mask) - {*mapped, *others, _IGNORED} if mapped else classes - {*range(count)}
+        if unlisted:
+            labels.wrong[path] = unlisted
+    folder = built.data_prefix['seg_map_path']
+    _check_values(folder, labels, count, mapped)
+    notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes_on_images]
+    notes += _notes_on_labels(data, built, labels, count)
+    data.used_images = len(samples)
+    if data.entry.get('indices') is not None:
+        built.full_init()
+        data.used_images = len(built)
+        notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={data.entry.indices})')
+    return [f'{folder}: {note}' for note in notes]
+
+
+def _check_files(data: DataSet, built: Any, samples: list[Any], loading: Any) -> None:
+    """Raise ValueError if images or masks are missing, or if there are none."""
+    if samples and 'seg_map_path' not in samples[0]:
+        is_augmented = data.pipeline == data.experiment.config.get('tta_pipeline')
+        place = 'tta_pipeline in the config' if is_augmented else f'{data.address}.pipeline'
+        raise ValueError(
+            f'{data.address} has no masks (data_prefix.seg_map_path), but LoadAnnotations of {place} loads them; give '
+            'their folder, or remove this step from the config to predict without an evaluation'
+        )
     for key in ('img_path', 'seg_map_path'):
-        folder = Path(built.data_prefix[key])
+        folder = Path(built.data_prefix.get(key) or '')
         if not samples:
             raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
         is_file = reads_files(data.loader) if key == 'img_path' else is_local(loading)
@@ -57,80 +118,60 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
                 f'{len(absent)} of {len(samples)} files are missing: {first_few(absent.values())} in {folder}, '
                 f'{endings_in(folder)} (img_suffix, seg_map_suffix; ann_file takes a list of names)'
             )
-    classes = data.experiment.class_count or len(data.classes) or _IGNORED
-    ignored = {_IGNORED}
-    for part in dicts(data.experiment.model):
-        if 'ignore_index' in part:
-            ignored.add(part['ignore_index'])
-    mapped = mapped_values(labelling)
-    no_class = {_IGNORED}
-    for step in labelling:
-        if step['type'] == 'IgnoreMaskValues':
-            no_class |= {*step['values']}
-    stored: set[int] = set()
-    found: set[int] = set()
-    not_used: set[int] = set()
-    share = 0.0  # of the pixels that are ignored
-    wrong: dict[str, set[int]] = {}
-    of_image = {sample['img_path']: sample for sample in samples}
-    _, images, notes = check_images(list(of_image), data.loader, _SAMPLED, every_image, of_image)
-    looked_at = sample_evenly(samples, _SAMPLED, every_image)  # the masks of these images
-    for sample in looked_at:
-        path, image = sample['seg_map_path'], sample['img_path']
-        mask = _read_mask(path, loading.get('backend_args'))
-        if image in images and images[image].size != mask.shape[::-1]:
-            advice = 'a mask must have the size of its image'
-            read = f'its image {image} is read'
-            raise ValueError(other_size(f'the mask {path} has', mask.shape[::-1], read, images[image], advice))
-        in_file = _values(mask)
-        stored |= in_file
-        labels = built.pipeline(dict(sample))['gt_seg_map']
-        is_ignored = np.isin(labels, [*ignored])
-        share += is_ignored.mean() / len(looked_at)
-        not_used |= _values(mask[is_ignored])
-        values = _values(labels) - ignored
-        found |= values
-        unlisted = in_file - {*mapped, *no_class} if mapped else values - set(range(classes))
-        if unlisted:
-            wrong[path] = unlisted
-    if wrong:
-        path = next(iter(wrong))
-        others = ','.join(map(str, sorted(set.union(*wrong.values()))))
-        known = f'are 0 to {classes - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
+
+
+def _add(labels: Labels, mask: np.ndarray, labelled: np.ndarray, data: DataSet) -> set[int]:
+    """Add a mask, as it is stored and as the framework labels it, and return the labels that are not ignored."""
+    no_class = {part['ignore_index'] for part in dicts(data.experiment.model) if 'ignore_index' in part} | {_IGNORED}
+    is_ignored = np.isin(labelled, [*no_class])
+    labels.stored |= _values(mask)
+    labels.share += is_ignored.mean() / labels.masks
+    labels.ignored |= _values(mask[is_ignored])
+    classes = _values(labelled) - no_class
+    labels.classes |= classes
+    return classes
+
+
+def _check_values(folder: str, labels: Labels, count: int, mapped: Sequence[int] | None) -> None:
+    """Raise ValueError for values that are no class, and for masks of one class beside ignored pixels."""
+    if labels.wrong:
+        path, values = next(iter(labels.wrong.items()))
+        others = ','.join(map(str, sorted(set.union(*labels.wrong.values()))))
+        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
         raise ValueError(
-            f'the mask {path} has pixels of the value {min(wrong[path])}, but the classes {known}; to '
+            f'the mask {path} has pixels of the value {min(values)}, but the classes {known}; to '
             f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
             'values than their indices, with `--mask-values`; otherwise name all classes, with `--classes`'
         )
-    if len(found) <= 1 and _IGNORED in stored and mapped is None:
-        given = ','.join(map(str, sorted(stored)))
+    if len(labels.classes) <= 1 and _IGNORED in labels.stored and mapped is None:
+        given = ','.join(map(str, sorted(labels.stored)))
         raise ValueError(
-            f'the {len(looked_at)} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '
+            f'the {labels.masks} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '
             'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(classes)))}`'
+            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
         )
-    names = built.metainfo.get('classes') or range(classes)
-    rest = [name for index, name in enumerate(names) if index not in found]
-    notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes]
-    if not_used:
+
+
+def _notes_on_labels(data: DataSet, built: Any, labels: Labels, count: int) -> list[str]:
+    """Return notes on ignored pixels, on classes that do not occur, and on other settings than the training data's."""
+    notes = []
+    if labels.ignored:
         zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
-        given = ', '.join(map(str, sorted(not_used)))
-        notes.append(f'{100 * share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
-    data.reduces_zero = bool(built.reduce_zero_label)
-    for other in data.experiment.datasets_of(['train']):
-        if other.reduces_zero not in (None, data.reduces_zero):
+        given = ', '.join(map(str, sorted(labels.ignored)))
+        notes.append(f'{100 * labels.share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+    for other in data.experiment.datasets_of(['train']) if data.is_evaluated else ():
+        built_other = DATASETS.build({**other.entry, 'pipeline': [], 'lazy_init': True})
+        reduces = getattr(built_other, 'reduce_zero_label', False)
+        if bool(reduces) != bool(built.reduce_zero_label):
             notes.append(
-                f'reduce_zero_label is {data.reduces_zero} here and {other.reduces_zero} in {other.address}, so that a '
+                f'reduce_zero_label is {built.reduce_zero_label} here and {reduces} in {other.address}, so that a '
                 'value of a mask is another class there'
             )
+    names = built.metainfo.get('classes') or range(count)
+    rest = [name for index, name in enumerate(names) if index not in labels.classes]
     if rest:
         notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
-    data.used_images = len(samples)
-    if dataset.get('indices') is not None:
-        built.full_init()
-        data.used_images = len(built)
-        notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={dataset.indices})')
-    return [f'{folder}: {note}' for note in notes]
+    return notes
 
 
 def _check_names(data: DataSet) -> None:

@@ -5,6 +5,7 @@ The record tells the files of this command from those of its user, which are nev
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections import Counter
@@ -62,8 +63,9 @@ class ResultFolder:
         """Return a name for the results of each image that is to be predicted.
 
         An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
-        images differ only in the suffix. ``images`` maps files to their path in the folder, with their suffix.
-        ``settings``, in the types of JSON, determine the predictions: model and options.
+        images differ only in the suffix, and with a number where they differ only in case. ``images`` maps files to
+        their path in the folder, with their suffix. ``settings``, in the types of JSON, determine the predictions:
+        model and options.
 
         Raises:
             ValueError: several images have the same path in the folder.
@@ -87,11 +89,20 @@ class ResultFolder:
             if longer.items() <= names.items():
                 break
             names.update(longer)
-        if twice := _clashing(names):
+        of_name = Counter(names.values())
+        if twice := [image for image, name in names.items() if of_name[name] > 1]:
             raise ValueError(
                 f'several images would be written to {self.path / names[twice[0]]}: {", ".join(twice)}; write them to '
                 'other folders'
             )
+        # Only case differs now, in which not every file system tells names apart.
+        clashing = sorted(_clashing(names), key=lambda image: (image not in known, image))
+        taken = {name.casefold() for image, name in names.items() if image not in clashing}
+        for image in clashing:
+            name = names[image]
+            numbered = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
+            names[image] = next(one for one in numbered if one.casefold() not in taken)
+            taken.add(names[image].casefold())
         left = {}
         for image, name in names.items():
             if not self._is_done(real_path(image), name):

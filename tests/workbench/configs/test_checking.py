@@ -475,6 +475,23 @@ def test_masks_of_test_time_augmentation_are_read_too(roads):
         check_data(config, ('test',))
 
 
+def test_images_without_masks_are_not_augmented_with_them(roads):
+    """A config that predicts images alone; its `tta_pipeline` loads masks that are not there."""
+    config = roads.write()
+    dataset = config.test_dataloader.dataset
+    dataset.data_prefix.pop('seg_map_path')
+    dataset.pipeline = [step for step in dataset.pipeline if step['type'] != 'LoadAnnotations']
+    assert dataset_of(config, 'test')[0]['inputs'].shape[0] == 3
+    check_data(config, ('test',))
+    dataset.pipeline = config.tta_pipeline
+    with pytest.raises(KeyError, match='seg_map_path'):
+        dataset_of(config, 'test')[0]
+    with pytest.raises(
+        ValueError, match=r'has no masks .* but LoadAnnotations of tta_pipeline in the config loads them'
+    ):
+        check_data(config, ('test',))
+
+
 def test_a_config_without_classes_of_its_own_has_those_of_coco(fruit):
     """mmdet would train without a box, also if the heads have as many classes as the file."""
     config = fruit.write()
