@@ -40,6 +40,7 @@ def check_data(
     check_names(experiment, splits)
     notes = notes_on_classes(experiment, splits, trained)
     notes += notes_on_frozen_stages(experiment) if 'train' in splits else []
+    notes += notes_on_evaluators(experiment, splits)
     check_packages(experiment.config)
     missing = experiment.missing(splits)
     if missing:
@@ -58,7 +59,37 @@ def check_data(
             notes += check_masks(dataset, every_image)
         elif experiment.is_detector and not is_address(dataset.annotations):
             notes += check_objects(dataset, every_image)
+    notes += notes_on_shared_files(experiment, splits)
     return list(dict.fromkeys(notes))
+
+
+def notes_on_shared_files(experiment: Experiment, splits: Sequence[str]) -> list[str]:
+    """Return notes on images that are both trained on and evaluated, once the data were looked at."""
+    trained = {path for data in experiment.datasets_of(['train']) for path in data.files}
+    notes = []
+    for data in experiment.datasets_of([split for split in splits if split != 'train']):
+        shared = sorted(trained & data.files)
+        if shared:
+            notes.append(
+                f'{data.address}: {len(shared)} of {len(data.files)} images are in the training data too, such as '
+                f'{shared[0]}, so that its figures are of images that the model has seen'
+            )
+    return notes
+
+
+def notes_on_evaluators(experiment: Experiment, splits: Sequence[str]) -> list[str]:
+    """Return notes on figures of single classes that a metric of mmdet stores under one name for boxes and masks."""
+    notes = []
+    for data in experiment.datasets_of([split for split in splits if split != 'train']):
+        for part in data.evaluators:
+            metrics = part.get('metric') or []
+            if part.get('classwise') and not isinstance(metrics, str) and len(metrics) > 1:
+                notes.append(
+                    f'{data.split}_evaluator: the logged figures of single classes are those of {metrics[-1]} alone, '
+                    f'as {part.type} gives those of {" and ".join(metrics)} the same names; for all, make it a list of '
+                    f"one metric each, with metric='{metrics[0]}', prefix='{metrics[0]}' and so on"
+                )
+    return notes
 
 
 def check_names(experiment: Experiment, splits: Sequence[str]) -> None:

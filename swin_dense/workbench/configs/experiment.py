@@ -99,6 +99,7 @@ class DataSet:
         loader: the first of them, which loads the image.
         evaluators: the configs of the metrics of its split.
         classes: the names of the classes, or () if neither the config nor the class of the data set has any.
+        files: the paths of its images, once the data were looked at.
         used_images: the number of images that the framework uses, once the data were looked at; None before.
 
     Raises:
@@ -133,6 +134,7 @@ class DataSet:
         if isinstance(classes, str) and os.path.isfile(classes):  # mmengine reads a name from each line
             classes = list_from_file(classes)
         self.classes: tuple[Any, ...] = (classes,) if isinstance(classes, str) else tuple(classes or ())
+        self.files: frozenset[str] = frozenset()
         self.used_images: int | None = None
 
     def folder(self, prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,7 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes_on_images]
     notes += _notes_on_labels(data, built, labels, count)
     data.used_images = len(samples)
+    data.files = frozenset(os.path.realpath(path) for path in of_image)
     if data.entry.get('indices') is not None:
         built.full_init()
         data.used_images = len(built)

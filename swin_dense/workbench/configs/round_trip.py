@@ -8,6 +8,7 @@ difference without words is reported, too.
 from __future__ import annotations
 
 import copy
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from mmengine.registry import DATASETS
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs import hints
+from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
 from swin_dense.workbench.configs.coco import check_evaluable, notes_on_evaluation
 from swin_dense.workbench.configs.experiment import DataSet, dicts
@@ -80,14 +82,18 @@ def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
     check_evaluable(source)
     empty = sum(not file.objects for file in source.stated.files.values())
     notes = [f'{len(source.loaded)} images, {empty} without annotations, {len(objects)} annotations']
-    notes += _compared(source, classes, len(objects))
+    trip = compare(source, classes)
+    notes += _notes_on(trip, source, classes, len(objects))
     notes += _notes_on_repetitions(source)
     notes += _notes_on_masks(source, classes)
     notes += _notes_on_images(source)
     of_evaluation = notes_on_evaluation(source)
     notes += _check_files(source, every_image)
-    _load_samples(source)
+    scale = _load_samples(source)
+    if not data.is_evaluated:
+        notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], scale)
     data.used_images = len(source.samples)
+    data.files = frozenset(os.path.realpath(sample['img_path']) for sample in source.samples)
     return [f'{data.annotations or data.address}: {note}' for note in notes] + of_evaluation
 
 
@@ -132,10 +138,9 @@ def _is_near(place: tuple[Any, tuple[float, ...]], one: StatedObject) -> bool:
     return label == one.label and all(abs(own - other) <= 1 for own, other in zip(box, one.box, strict=True))
 
 
-def _compared(source: Source, classes: Sequence[Any], count: int) -> list[str]:
+def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
     """Return notes on objects that are lost, ignored or cut; raise ValueError if nothing right is left."""
     name, is_evaluated = source.stated.name, source.data.is_evaluated
-    trip = compare(source, classes)
     notes = []
     unused = ''
     if trip.unused:
@@ -355,14 +360,16 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
     return notes
 
 
-def _load_samples(source: Source) -> None:
+def _load_samples(source: Source) -> float:
     """Load some images with the pipeline of the data set, and of a data set that mixes images around it.
+
+    Return the median size of a loaded image, divided by its own.
 
     Raises:
         ValueError: a step fails.
     """
-    data = source.data
-    name = source.stated.name
+    data, name = source.data, source.stated.name
+    scales = []
     with quiet():
         pipeline = Compose([copy.deepcopy(dict(step)) for step in data.pipeline])
     for sample in sample_evenly(source.samples, _LOADED, every_image=False):
@@ -378,6 +385,9 @@ def _load_samples(source: Source) -> None:
                 ) from error
             if results is None:  # a random transform that tries another image
                 break
+        packed = results.get('data_samples') if isinstance(results, dict) else None
+        if packed is not None and packed.get('scale_factor') is not None:
+            scales.append(float(np.mean(packed.scale_factor)))
     for around in dicts((data.experiment.config.get(f'{data.split}_dataloader') or {}).get('dataset')):
         if around.get('type') != 'MultiImageMixDataset' or around.get('dataset') is not data.entry:
             continue
@@ -394,3 +404,4 @@ def _load_samples(source: Source) -> None:
                     f'{name}: {data.address.rpartition(".")[0]}.pipeline fails for mixed images '
                     f'({hints.described(error)}), of its steps {kinds}{hints.hint_on_mixing(around.pipeline)}'
                 ) from error
+    return float(np.median(scales)) if scales else 1.0

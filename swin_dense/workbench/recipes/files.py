@@ -6,9 +6,13 @@ have no files of their own and are listed in the metafiles in ``configs/mmdet`` 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,8 +81,9 @@ def load_recipe(name: str) -> Config:
                 'the name of a recipe, comes before checkpoints and images'
             )
         try:
-            config = Config.fromfile(name)
-            return with_names(config)  # a lazy config imports its classes here
+            with _imports_from_current_folder():
+                config = Config.fromfile(name)
+                return with_names(config)  # a lazy config imports its classes here
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     if path is None:
@@ -101,6 +106,20 @@ def load_recipe(name: str) -> Config:
             )
             file.write_text(found, encoding='utf-8')
         return Config.fromfile(configs / path.relative_to(recipe_root() / 'configs'))
+
+
+@contextlib.contextmanager
+def _imports_from_current_folder() -> Iterator[None]:
+    """Let a config import modules of the current folder, as with `python -m`; installed packages come first."""
+    folder = os.getcwd()
+    if {'', folder} & {*sys.path}:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _recipe_files() -> list[Path]:

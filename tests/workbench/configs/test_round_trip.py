@@ -1,13 +1,22 @@
 """What annotations state beside what mmdet yields and loads: nothing is lost, gained or cut without a word."""
 
+import contextlib
+import io
+import json
 import math
+import sys
 
+import numpy as np
 import pytest
-from mmengine.registry import TRANSFORMS
+import torch
+from mmengine.registry import METRICS, TASK_UTILS, TRANSFORMS, init_default_scope
+from mmengine.structures import InstanceData
 from PIL import Image, ImageDraw
+from pycocotools import mask as mask_tools
 
 from swin_dense.workbench.configs import hints
-from tests.workbench.configs.data import SIDE, TRAIN, VAL, check_data, dataset_of
+from swin_dense.workbench.recipes.files import load_recipe
+from tests.workbench.configs.data import CLASSES, SIDE, SPLITS, TRAIN, VAL, check_data, dataset_of
 from tests.workbench.configs.test_checking import BOXES, WRONG, WRONG_MASKS, each
 
 
@@ -131,3 +140,70 @@ def test_a_step_that_fails_is_named_with_its_image(fruit):
             check_data(config, ('train',))
     finally:
         TRANSFORMS.module_dict.pop('Failing')
+
+
+def test_images_that_are_trained_on_and_evaluated(fruit, roads):
+    config = fruit.write()
+    assert 'in the training data too' not in ' '.join(check_data(config, ('train', 'val')))
+    config.val_dataloader.dataset.data_prefix.img = 'train2017/'
+    said = ' '.join(check_data(config, ('train', 'val')))
+    assert 'val_dataloader.dataset: 4 of 4 images are in the training data too, such as' in said
+    config = roads.write()
+    config.test_dataloader.dataset.data_prefix.img_path = 'images/training'
+    said = ' '.join(check_data(config, SPLITS))
+    assert said.count('in the training data too') == 1
+
+
+def test_figures_of_single_classes_that_masks_replace(fruit):
+    """The metric of mmdet gives those of boxes and of masks one name."""
+    config = fruit.write()
+    config.val_evaluator.classwise = True
+    config.val_evaluator.metric = ['bbox', 'segm']
+    init_default_scope('mmdet')
+    metric = METRICS.build(config.val_evaluator)
+    metric.dataset_meta = {'classes': CLASSES}
+    content = json.loads((fruit.root / VAL).read_text())
+    for one in content['annotations']:
+        x, y, width, height = one['bbox']
+        empty = np.zeros((SIDE, SIDE, 1), np.uint8, order='F')
+        empty[:2] = 1  # another place than that of the object
+        found = {'bboxes': torch.tensor([[x, y, x + width, y + height]]).float(), 'scores': torch.tensor([0.9])}
+        found |= {'labels': torch.tensor([one['category_id'] // 7]), 'masks': mask_tools.encode(empty)}
+        metric.process({}, [{'img_id': one['image_id'], 'ori_shape': (SIDE, SIDE), 'pred_instances': found}])
+    with contextlib.redirect_stdout(io.StringIO()):
+        figures = metric.evaluate(4)
+    assert (figures['coco/bbox_mAP'], figures['coco/apple_precision']) == (1, 0)
+    said = 'val_evaluator: the logged figures of single classes are those of segm alone'
+    assert said in notes(config, 'val')
+    config.val_evaluator.metric = 'bbox'
+    assert said not in notes(config, 'val')
+
+
+@pytest.mark.parametrize(('side', 'is_small'), [(4, True), (30, False)])
+def test_boxes_smaller_than_every_anchor(fruit, side, is_small):
+    """The assigner of mmdet's RPN matches none of its anchors with them, except the best one of each box."""
+    fruit.recipe = 'faster-rcnn_swin-t-p4-w7_fpn_1x_coco'
+    fruit.change(each(lambda one: one.update(bbox=[10, 10, side, side], area=side * side)))
+    config = fruit.write('--set', 'train_dataloader.dataset.pipeline.2.scale=(64,64)')
+    said = '4 of 4 boxes are so small that no anchor of RPNHead overlaps them by 0.25: the smallest has sides of 32'
+    assert (said in notes(config)) == is_small
+    rpn = config.model.rpn_head
+    generator = TASK_UTILS.build(rpn.anchor_generator)
+    anchors = torch.cat(
+        generator.grid_priors([(64 // stride, 64 // stride) for stride in (4, 8, 16, 32, 64)], device='cpu')
+    )
+    assigner = TASK_UTILS.build({**config.model.train_cfg.rpn.assigner, 'match_low_quality': False, 'pos_iou_thr': 0.3})
+    box = torch.tensor([[10.0, 10, 10 + side, 10 + side]])
+    assigned = assigner.assign(InstanceData(priors=anchors), InstanceData(bboxes=box, labels=torch.tensor([0])))
+    assert bool((assigned.gt_inds > 0).any()) != is_small
+
+
+def test_a_config_imports_a_module_of_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'steps_of_mine.py').write_text('LOADED = True\n')
+    config = "custom_imports = dict(imports=['steps_of_mine'])\nmodel = dict(type='FasterRCNN')\n"
+    (tmp_path / 'mine.py').write_text(config)
+    paths = list(sys.path)
+    assert load_recipe('mine.py').model.type == 'FasterRCNN'
+    assert sys.modules.pop('steps_of_mine').LOADED
+    assert sys.path == paths
