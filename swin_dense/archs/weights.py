@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swin_dense.utils import checks
 
@@ -35,11 +36,36 @@ class PublishedFile:
 
 
 @functools.cache
+def _groups() -> list[dict[str, Any]]:
+    return json.loads(Path(__file__).with_name('weights.json').read_text(encoding='utf-8'))
+
+
+def recognised_preset(family: str, network: str, prefix: str, described: str, channels: int) -> str | None:
+    """Return the normalisation that weights of a publisher expect, given what a checkpoint shows; None if unknown.
+
+    Args:
+        family: the family of its parameter names.
+        network: 'swin' or 'swinv2'.
+        prefix: that of its backbone.
+        described: its name, which may contain that of the file.
+        channels: those of its images.
+    """
+    for group in _groups():
+        marks = group.get('recognised')
+        if marks is None or (marks['family'], marks['network']) != (family, network):
+            continue
+        if prefix.startswith(marks['prefix']) or re.search(marks['file'], described):
+            return marks['normalization_by_channels'].get(str(channels))
+    return None
+
+
+@functools.cache
 def published() -> Mapping[str, PublishedFile]:
     """Return all published weights by name."""
-    groups = json.loads(Path(__file__).with_name('weights.json').read_text(encoding='utf-8'))
     found = {}
-    for group in groups:
+    for group in _groups():
+        group = dict(group)
+        group.pop('recognised', None)
         files = group.pop('weights')
         found.update({name: PublishedFile(name=name, **group, **file) for name, file in files.items()})
     return found

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.archs.spec import Spec
 from swin_dense.checkpoint.convert import TABLE, ConvertedBackbone
 from swin_dense.checkpoint.families import is_standard, plain_name
-from swin_dense.checkpoint.infer import nearly, options_of, pretrained_sides
-from swin_dense.checkpoint.report import Report, misfit, of_other_version, option_conflicts
+from swin_dense.checkpoint.infer import pretrained_sides
+from swin_dense.checkpoint.report import Report
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Size
@@ -38,8 +38,7 @@ class Target:
     """The parameters and persistent buffers of a backbone, or of a classifier."""
 
     model: nn.Module
-    backbone: Any  # of a classifier, or the model itself
-    is_classifier: bool
+    spec: Spec
     names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
     shapes: Mapping[str, Shape | None]  # by our names; None if the parameter is sharded, so that its shape is unknown
     is_meta: bool  # the parameters have no values
@@ -48,33 +47,32 @@ class Target:
     @classmethod
     def of(cls, model: nn.Module) -> Target:
         """Describe a SwinBackbone or a SwinClassifier; raise TypeError for other modules."""
-        inner = getattr(model, 'backbone', None)
-        if getattr(model, 'network', None) not in ('swin', 'swinv2'):
-            advice = '; pass its .backbone' if inner is not None else ''
+        describe = getattr(model, 'spec', None)
+        spec = describe() if callable(describe) else None
+        if not isinstance(spec, Spec):
+            advice = '; pass its .backbone' if hasattr(model, 'backbone') else ''
             raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{advice}')
-        is_classifier = inner is not None
         state = dict(state_of(model))
         names, shapes = {}, {}
         for key, tensor in state.items():
             if not key.endswith('_flat_param'):
-                name = plain_name(key).removeprefix('backbone.' if is_classifier else '')
+                name = plain_name(key).removeprefix('backbone.' if spec.is_classifier else '')
                 is_whole = '_fsdp_wrapped_module.' not in key and tensor.numel()
                 names[name] = _SELF_RENAMING.sub('', key)
                 shapes[name] = tuple(tensor.shape) if is_whole else None
         is_meta = any(tensor.is_meta for tensor in state.values())
         complete = not any(key.endswith('_flat_param') for key in state)
-        backbone = inner if is_classifier else model
-        return cls(model, backbone, is_classifier, names, shapes, is_meta, complete)
+        return cls(model, spec, names, shapes, is_meta, complete)
 
     @cached_property
     def added(self) -> frozenset[str]:
         """Our names of parameters that no Swin has, such as those of LoRA."""
-        own_head = HEAD if self.is_classifier else ()
+        own_head = HEAD if self.spec.is_classifier else ()
         return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
     def is_unbuilt(self, name: str) -> bool:
         """Return whether a parameter belongs to a stage above the last output, or leads to one."""
-        stage, stages = STAGE.match(name), len(self.backbone.stages)
+        stage, stages = STAGE.match(name), self.spec.stages
         return stage is not None and (int(stage[1]) >= stages or name.startswith(f'stages.{stages - 1}.downsample.'))
 
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
@@ -118,14 +116,16 @@ def compare(
     described = f'{weights.described} ({weights.label})'
     network = weights.family.network
     report = Report(weights.described, weights.label, weights.prefix, version=1 if network == 'swin' else 2)
-    if network != target.backbone.network:
-        raise misfit(report, nearly(weights), [of_other_version(network, options_of(weights.shapes))])
-    if target.is_classifier and 'head.weight' not in weights.tensors and not allow_partial:
+    if network != target.spec.network:
+        from swin_dense.checkpoint import explain
+
+        raise explain.other_network(report, weights)
+    if target.spec.is_classifier and 'head.weight' not in weights.tensors and not allow_partial:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
     report.left_out = dict(weights.left_out)
     report.notes = [_TRANSPOSED] * weights.is_transposed
     report.doubts = check_windows(described, weights, target, allow_partial)
-    if final_norm or (target.is_classifier and 'norm.weight' in weights.tensors):
+    if final_norm or (target.spec.is_classifier and 'norm.weight' in weights.tensors):
         weights = _with_final_norm(weights, target)
     others = {name: tensor for name, tensor in weights.tensors.items() if name not in target.names}
     renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
@@ -161,12 +161,12 @@ def compare(
         report.unexpected += keys
         if is_standard(name) or weights.family.is_numbered(name):
             excess += keys
-    if not target.backbone.clamp_window and not OF_CLASSIFIER.isdisjoint(unused):
+    if not target.spec.clamp_window and not OF_CLASSIFIER.isdisjoint(unused):
         report.notes.append(_CLASSIFIER_CLAMPS)
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
-        wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
-        causes = option_conflicts(options_of(weights.shapes), wanted)
-        raise misfit(report, nearly(weights, target.names), causes, excess)
+        from swin_dense.checkpoint import explain
+
+        raise explain.misfit(report, weights, target.shapes, target.names, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
@@ -182,9 +182,9 @@ def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor 
         return None, f'{tensor.dtype} in the checkpoint, floating point in the model'
     new: Size | None = None
     if name.endswith(TABLE) and (stage := STAGE.match(name)):
-        new = target.backbone.windows[int(stage[1])]
+        new = target.spec.windows[int(stage[1])]
     elif name == 'absolute_pos_embed':
-        new = target.backbone.position_grid
+        new = target.spec.grid
     given, old = tuple(tensor.shape), parameter.size
     if shape is None or (given == shape and (old == new or not parameter.size_is_known)):
         return tensor, ''
@@ -210,10 +210,10 @@ def check_windows(described: str, weights: ConvertedBackbone, target: Target, al
     Tables of V1 are resized, unless windows differ per stage. A V2 needs those that it was trained with. With
     ``allow_partial``, return the doubts alone.
     """
-    backbone, stages = target.backbone, len(target.backbone.stages)
+    spec, stages = target.spec, target.spec.stages
     if weights.family.network == 'swin':
         windows = {stage: weights.windows[stage] for stage in range(stages) if stage in weights.windows}
-        differ = any(window != backbone.windows[stage] for stage, window in windows.items())
+        differ = any(window != spec.windows[stage] for stage, window in windows.items())
         if len(set(windows.values())) > 1 and differ and not allow_partial:
             shown = ', '.join(map(_by, windows.values()))
             raise CheckpointError(
@@ -223,18 +223,18 @@ def check_windows(described: str, weights: ConvertedBackbone, target: Target, al
             )
         return []
     if not weights.trained_windows:
-        if 0 not in backbone.pretrained_window_size:
+        if None not in spec.given_windows:
             return []
-        taken = ', '.join(dict.fromkeys(map(_by, backbone.windows)))
+        taken = ', '.join(dict.fromkeys(map(_by, spec.windows)))
         return [
             'neither the checkpoint nor the model records the windows that the position networks were trained with; '
             f'they are taken to be those of the model, {taken}; if they were others, build the model with '
             'pretrained_window_size'
         ]
     given = [weights.trained_windows.get(stage) for stage in range(stages)]
-    pairs = list(zip(given, backbone.trained_windows, strict=False))
+    pairs = list(zip(given, spec.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
-    if backbone.clamp_window and pairs[0][0] == pairs[0][1]:
+    if spec.clamp_window and pairs[0][0] == pairs[0][1]:
         # Later stages have smaller windows where their maps are smaller.
         pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
     if any(trained not in (None, own) for trained, own in pairs) and not allow_partial:
@@ -267,7 +267,7 @@ def _with_final_norm(weights: ConvertedBackbone, target: Target) -> ConvertedBac
 def _is_new(name: str, weights: ConvertedBackbone, target: Target) -> bool:
     """Return whether a missing parameter is an output norm or not part of a Swin, so that its absence is no error."""
     norm = OUT_NORM.fullmatch(name)
-    if norm is None or target.is_classifier:
+    if norm is None or target.spec.is_classifier:
         return name in target.added and name not in weights.parameters
     return weights.parameters.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -123,44 +123,72 @@ def convert(
     values: dict[str, Any] = flatten(checkpoint)
     names = {key: plain_name(key) for key in values}
     family, label, prefix = choose(values, names.values(), described, prefix, ema)
-    keys_of: dict[Name, dict[int, str]] = {}  # by part
-    others = []
-    for key, plain in names.items():
-        read = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
-        if read is not None:
-            keys = keys_of.setdefault(replace(read, part=0), {})
-            if read.part in keys:
-                both = f'{shortened(keys[read.part])} and {shortened(key)}'
-                raise CheckpointError(f'{described}: {both} are the same parameter')
-            keys[read.part] = key
-        elif isinstance(values[key], Tensor):
-            others.append(key)
-    parts_of = {name: [values[keys[part]] for part in sorted(keys)] for name, keys in keys_of.items()}
+    keys_of, others = _keys_by_parameter(names, values, family, prefix, described)
+    parts_of = {name: [values[key] for key in keys] for name, keys in keys_of.items()}
     unusable = {name: _why_unusable(parts, len(family.templates(name.role))) for name, parts in parts_of.items()}
     whole = {name: parts[0] for name, parts in parts_of.items() if len(parts) == 1 and not unusable[name]}
     is_transposed = _is_transposed(whole, described)
     parameters: dict[str, Parameter] = {}
     windows: dict[int, Size] = {}
     trained_windows: dict[int, Size] = {}
-    left_out: dict[str, str] = {}
     for name, parts in parts_of.items():
-        stored = tuple(keys_of[name].values())
-        coordinates = _buffer_beside(stored[0], COORDINATES, values) if name.role == 'logit_scale' else None
+        keys = keys_of[name]
+        coordinates = _buffer_beside(keys[0], COORDINATES, values) if name.role == 'logit_scale' else None
         window, trained = (None, None) if coordinates is None else windows_of_coordinates(coordinates)
-        if window is not None:
-            windows[name.stage] = window
         if trained is not None:
             trained_windows[name.stage] = trained
-        if unusable[name]:
-            parameters[name.ours] = Parameter(stored, None, unusable[name])
-            continue
-        if is_transposed and name.role in LINEAR:
-            parts = [part.T if part.ndim == 2 else part for part in parts]
-        size, is_known = _size_of(name, stored[0], parts[0], values, window_size)
-        if name.role == 'table' and size is not None:
-            windows[name.stage] = size
-        parameters[name.ours] = Parameter(stored, family.decode(name, parts), '', size, is_known)
-    for key in others:
+        size, is_known = None, False
+        if not unusable[name]:
+            size, is_known = _size_of(name, keys[0], parts[0], values, window_size)
+        window = size if name.role == 'table' else window
+        if window is not None:
+            windows[name.stage] = window
+        tensor = None if unusable[name] else family.decode(name, _upright(name, parts, is_transposed))
+        parameters[name.ours] = Parameter(keys, tensor, unusable[name], size, is_known)
+    beside, left_out = _others(others, names, values, prefix, is_transposed)
+    parameters |= beside
+    if family.joined_bias:
+        _split_biases(parameters)
+    return ConvertedBackbone(
+        described, family, label, prefix, parameters, windows, trained_windows, left_out, is_transposed
+    )
+
+
+def _keys_by_parameter(
+    names: Mapping[str, str], values: Mapping[str, Any], family: Family, prefix: str, described: str
+) -> tuple[dict[Name, tuple[str, ...]], list[str]]:
+    """Return the keys of each parameter of the backbone in the order of its parts, and those of all other tensors."""
+    found: dict[Name, dict[int, str]] = {}  # by part
+    others = []
+    for key, plain in names.items():
+        read = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
+        if read is not None:
+            keys = found.setdefault(replace(read, part=0), {})
+            if read.part in keys:
+                both = f'{shortened(keys[read.part])} and {shortened(key)}'
+                raise CheckpointError(f'{described}: {both} are the same parameter')
+            keys[read.part] = key
+        elif isinstance(values[key], Tensor):
+            others.append(key)
+    return {name: tuple(keys[part] for part in sorted(keys)) for name, keys in found.items()}, others
+
+
+def _upright(name: Name, parts: list[Tensor], is_transposed: bool) -> list[Tensor]:
+    """Return the parts of a parameter with linear weights as (outputs, inputs)."""
+    if not is_transposed or name.role not in LINEAR:
+        return parts
+    return [part.T if part.ndim == 2 else part for part in parts]
+
+
+def _others(
+    keys: Sequence[str], names: Mapping[str, str], values: Mapping[str, Any], prefix: str, is_transposed: bool
+) -> tuple[dict[str, Parameter], dict[str, str]]:
+    """Return the tensors that are no parameters of a Swin: those of a head and within the prefix, and the rest.
+
+    The rest are keys with the reason why they are left out.
+    """
+    parameters, left_out = {}, {}
+    for key in keys:
         value, inner = values[key], names[key].removeprefix(prefix)
         head, why = _HEAD.fullmatch(names[key]), _why_unusable([value])
         if head is not None and not why and head[1] in (prefix, outside(prefix)):  # beside the stages or the backbone
@@ -172,11 +200,7 @@ def convert(
             left_out[key] = reasons[0]
         else:
             parameters[inner] = Parameter((key,), None if why else value, why)
-    if family.joined_bias:
-        _split_biases(parameters)
-    return ConvertedBackbone(
-        described, family, label, prefix, parameters, windows, trained_windows, left_out, is_transposed
-    )
+    return parameters, left_out
 
 
 def _why_unusable(parts: list[Any], expected: int = 1) -> str:

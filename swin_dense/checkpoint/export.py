@@ -53,7 +53,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     own = backbone.state_dict()
     parameters = {name: own[key].detach() for name, key in target.names.items()}
     checks.one_of('family', family, FAMILIES)
-    of_network = [layout for layout in ALL if layout.network == target.backbone.network]
+    of_network = [layout for layout in ALL if layout.network == target.spec.network]
     layouts = {layout.name: layout for layout in of_network if layout.name in FAMILIES}
     if family not in layouts:
         raise ValueError(f'{family} has no Swin V2; family must be one of {list(layouts)}')
@@ -68,7 +68,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
                 f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
-        tensors = layout.encode(name, parameter, target.backbone.position_grid)
+        tensors = layout.encode(name, parameter, target.spec.grid)
         for written, tensor in zip(layout.write(name), tensors, strict=True):
             key = inner + written
             module = key.rpartition('.')[0]  # its buffers lie beside its parameters
@@ -77,7 +77,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
                 exported[f'{module}.{COORDINATES}'] = own[target.names[our_name].replace('logit_scale', COORDINATES)]
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 # The row in the table of each pair of tokens, (T, T): what expands the table expands its row numbers.
-                window = target.backbone.windows[name.stage]
+                window = target.spec.windows[name.stage]
                 rows = torch.arange(math.prod(offsets(window)))
                 index = relative_position_bias(rows[:, None], window)[0]
                 exported[f'{module}.relative_position_index'] = index.flatten() if layout.index == 'flat' else index

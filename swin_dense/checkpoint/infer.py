@@ -5,41 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from swin_dense.archs.arch import published_letter
 from swin_dense.checkpoint.convert import ConvertedBackbone
-from swin_dense.checkpoint.families import OURS_V2, is_standard
+from swin_dense.checkpoint.families import OURS_V2
 from swin_dense.ops.windows import Size
-from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
 
-# By a key that only they have, checkpoints of what is nearly a Swin, and what they are.
-_NEARLY = {
-    r'\.base_layer\.(weight|bias)$': (
-        'Its LoRA is not merged: the weights of a Swin are inside of other layers, as in {key}. Merge them where the '
-        'model is built, with merge_and_unload() of PEFT, and save the state dict of the result.'
-    ),
-    r'\.meta_mlp\.': (
-        "It is a Swin V2-CR (timm's swinv2_cr), whose position bias comes from another network ({key}): no option "
-        'builds it. Use timm.'
-    ),
-    r'(^|\.)audio_encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm)': (
-        'It is the audio encoder of CLAP, whose patches are those of a spectrogram ({key}): no option builds it. Use '
-        'ClapAudioModel of transformers.'
-    ),
-    r'\.(qkv|proj|q_proj|query|fc1|0)\.zero_point$': (
-        "Its linear layers are quantised ({key}), as by torch's quantize_dynamic. Save the state dict before the model "
-        'is quantised.'
-    ),
-    r'patch_embed\.proj(?:ection)?\.\d+\.weight$': (
-        'Its patch embedding is a stem of several convolutions, as in CTransPath ({key}), but that of a Swin is one '
-        'projection: it is another network, which no option of the model builds. Use the code of that network.'
-    ),
-}
-_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
+BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 
 
 def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -49,7 +25,7 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options.update(in_channels=patch[1], patch_size=patch[2])
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
-    matches = [match for match in map(_BLOCK.match, shapes) if match]
+    matches = [match for match in map(BLOCK.match, shapes) if match]
     blocks = sorted({(int(match[1]), int(match[2])) for match in matches})
     last = dict(blocks)  # block of each stage, because they are in ascending order; some stages may have none
     depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
@@ -138,7 +114,10 @@ def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[
     options = options_of(weights.shapes)
     unknown = [key for key in ('embed_dims', 'depths') if key not in options]
     if unknown:
-        raise CheckpointError(f'{weights.described}: cannot infer {" and ".join(unknown)}. {_why_unknown(weights)}')
+        from swin_dense.checkpoint import explain
+
+        reason = explain.unknown_size(weights)
+        raise CheckpointError(f'{weights.described}: cannot infer {" and ".join(unknown)}. {reason}')
     inferred = {key: options[key] for key in _KEPT if key in options}
     inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
@@ -176,44 +155,6 @@ def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[
     return {**inferred, **given}
 
 
-def nearly(weights: ConvertedBackbone, own: Collection[str] = ()) -> str:
-    """Return what a checkpoint is and what to do, if it is nearly a Swin; otherwise an empty string.
-
-    ``own`` are the names of the parameters of a model, which may have those of LoRA, say.
-    """
-    patches = weights.shapes.get('patch_embed.projection.weight', ())
-    if len(patches) == 5:
-        return (
-            f'Its patches have the shape {patches}, with a depth or time axis: it is a Swin of volumes or videos '
-            '(Video Swin, SwinUNETR), which no option builds. Use the code of that network.'
-        )
-    others = [parameter for name, parameter in weights.parameters.items() if name not in own]
-    keys = [key for parameter in others for key in parameter.keys]
-    for pattern, text in _NEARLY.items():
-        if key := next(filter(re.compile(pattern).search, keys), None):
-            return text.format(key=shortened(key))
-    return ''
-
-
 def pretrained_sides(trained: Sequence[Size | None]) -> tuple[int, ...]:
     """Return ``pretrained_window_size``: 0, which is the model's window, where a window is oblong or unknown."""
     return tuple(window[0] if window and window[0] == window[1] else 0 for window in trained)
-
-
-def _why_unknown(weights: ConvertedBackbone) -> str:
-    """Return why the size of a Swin does not follow from its parameters: what it is, or which ones are missing."""
-    if other := nearly(weights):
-        return other
-    for name, parameter in weights.parameters.items():
-        if parameter.unusable:
-            return f'{name} is {parameter.unusable}.'
-    blocks = dict.fromkeys(match[0] for match in map(_BLOCK.match, weights.parameters) if match)
-    parts = ('norm1', 'attn.w_msa.qkv', 'attn.w_msa.proj', 'norm2', 'ffn.layers.0.0', 'ffn.layers.1')
-    missing = [f'{block}{part}.weight' for block in blocks for part in parts]
-    missing = [name for name in missing if name not in weights.tensors]
-    if missing:
-        extra = [name for name in weights.parameters if not is_standard(name)]
-        beside = f', and has {first_few(extra)}, which no Swin has' if extra else ''
-        return f'It lacks {first_few(missing)}{beside}.'
-    shapes = [f'{name} is {shape}' for name, shape in weights.shapes.items() if name.endswith('qkv.weight')]
-    return f'The channels of its stages do not double: {first_few(shapes)}.'

@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.archs.weights import recognised_preset
 from swin_dense.checkpoint.compare import Target, check_windows, compare, state_of
 from swin_dense.checkpoint.convert import ConvertedBackbone, convert
-from swin_dense.checkpoint.families import COORDINATES, TORCHVISION_V2
+from swin_dense.checkpoint.families import COORDINATES
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
 from swin_dense.checkpoint.report import Report
 from swin_dense.utils import checks
 from swin_dense.utils.errors import CheckpointError
+from swin_dense.utils.names import unwrapped_module
 
 _logger = logging.getLogger(__package__)
-# The files of SatlasPretrain, and those of torchgeo with a hash behind the name.
-_SATLAS = re.compile(r'(aerial|landsat|sentinel1|sentinel2)_swin[bt]_(si|mi)')
-_SATLAS_PREFIX = 'backbone.backbone.'  # in SatlasPretrain's own files, under any file name
-_SATLAS_PRESETS = {2: 'satlas-sentinel1', 3: 'satlas-rgb', 9: 'satlas-sentinel2-ms', 11: 'satlas-landsat'}
 Log = Callable[[Report], Any]
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
@@ -84,9 +81,7 @@ def load_checkpoint(
         ('official', 177, [])
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
-    # The model inside wrappers of data parallelism and compilation.
-    while isinstance(inner := getattr(backbone, 'module', getattr(backbone, '_orig_mod', None)), nn.Module):
-        backbone = inner
+    backbone = unwrapped_module(backbone)
     target = Target.of(backbone)
     if target.is_meta:
         raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
@@ -110,12 +105,12 @@ def load_weights(
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
-    projection = weights.tensors.get('patch_embed.projection.weight')
-    is_satlas = _SATLAS.search(weights.described) or weights.prefix.startswith(_SATLAS_PREFIX)
+    projection = weights.shapes.get('patch_embed.projection.weight')
     preset = None
-    if projection is not None and weights.family is TORCHVISION_V2 and is_satlas:
-        preset = _SATLAS_PRESETS.get(projection.shape[1])
-    target.backbone.input_preset = preset
+    if projection is not None:
+        family = weights.family
+        preset = recognised_preset(family.name, family.network, weights.prefix, weights.described, projection[1])
+    target.model.input_preset = preset  # type: ignore[assignment]
     if preset is not None:
         report.notes.append(f'these weights expect normalization={preset!r}, the default for their features')
     if log is not None:
@@ -153,7 +148,7 @@ def _requiring(parameters: str) -> Iterator[None]:
         _required.reset(token)
 
 
-def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
+def convert_before_load(module: Any, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
     """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
@@ -162,11 +157,11 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
     if _required.get() != 'nothing':
         _convert_in_place(module, state_dict, prefix)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
-            module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
+            module.input_preset = None  # it belonged to the weights before
 
 
-def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
-    partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
+def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix: str) -> None:
+    partial = _required.get() == 'some' or module.allow_partial
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
@@ -186,10 +181,10 @@ def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], p
     if parameters.keys() <= {target.names[name] for name in target.added}:
         return
     if _is_own(parameters, target):
-        if target.backbone.network == 'swinv2' and not target.is_classifier and not partial:
+        if target.spec.network == 'swinv2' and not target.spec.is_classifier and not partial:
             doubts = check_windows(described, convert(given, described), target)
             # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
-            for doubt in doubts if not target.backbone.clamp_window else ():
+            for doubt in doubts if not target.spec.clamp_window else ():
                 _logger.warning('%s: %s', described, doubt)
         return
     try:
@@ -210,7 +205,7 @@ def _convert_in_place(module: nn.Module, state_dict: MutableMapping[str, Any], p
             if key in own and not own[key].is_meta:
                 state_dict[prefix + key] = own[key].detach()
     # A backbone of a framework logs the report in the framework's own log.
-    getattr(module, 'log_load', log_report)(report)
+    module.log_load(report)
 
 
 def _is_own(given: Mapping[str, Any], target: Target) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch, network_of, resolve_arch
-from swin_dense.checkpoint import convert_before_load
+from swin_dense.archs.spec import Spec
+from swin_dense.checkpoint.load import convert_before_load, log_report
+from swin_dense.checkpoint.report import Report
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.utils import checks, compat
@@ -33,6 +36,8 @@ class SwinClassifier(nn.Module):
         >>> classifier(torch.rand(2, 3, 224, 224)).shape
         torch.Size([2, 10])
     """
+
+    allow_partial = False  # see SwinBackbone
 
     def __init__(
         self,
@@ -59,6 +64,23 @@ class SwinClassifier(nn.Module):
     def network(self) -> str:
         """'swin' or 'swinv2', that of the backbone."""
         return self.backbone.network
+
+    def spec(self) -> Spec:
+        """Return the geometry with which checkpoints are compared: that of the backbone."""
+        return replace(self.backbone.spec(), is_classifier=True)
+
+    @property
+    def input_preset(self) -> str | None:
+        """That of the backbone."""
+        return self.backbone.input_preset
+
+    @input_preset.setter
+    def input_preset(self, preset: str | None) -> None:
+        self.backbone.input_preset = preset
+
+    def log_load(self, report: Report) -> None:
+        """Log the report of a checkpoint that ``load_state_dict`` has converted."""
+        log_report(report)
 
     if TYPE_CHECKING:  # nn.Module declares neither arguments nor results
 

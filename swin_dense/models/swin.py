@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
-from swin_dense.checkpoint import convert_before_load
+from swin_dense.archs.spec import Spec
+from swin_dense.checkpoint.load import convert_before_load, log_report
+from swin_dense.checkpoint.report import Report
 from swin_dense.models import options
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock, SwinStage
@@ -101,6 +103,7 @@ class SwinBackbone(nn.Module):
     """
 
     input_preset: str | None = None
+    allow_partial = False  # what load_state_dict does with parameters that are missing; an option of SwinDense
 
     # SwinV2Backbone overrides these.
     network = 'swin'
@@ -217,6 +220,22 @@ class SwinBackbone(nn.Module):
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         position = self.use_rel_pos_bias
         return WindowAttention(channels, num_heads, qk_scale=self.qk_scale, use_rel_pos_bias=position, **settings)
+
+    def spec(self) -> Spec:
+        """Return the geometry with which checkpoints are compared."""
+        return Spec(
+            self.network,
+            self.arch,
+            len(self.stages),
+            self.windows,
+            self.position_grid,
+            self.strides,
+            self.clamp_window,
+        )
+
+    def log_load(self, report: Report) -> None:
+        """Log the report of a checkpoint that ``load_state_dict`` has converted."""
+        log_report(report)
 
     @property
     def window_size(self) -> Size | tuple[Size, ...]:

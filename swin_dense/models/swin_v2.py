@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
+from swin_dense.archs.spec import Spec
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, SwinStage, maybe_checkpoint
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
@@ -202,11 +204,10 @@ class SwinV2Backbone(SwinBackbone):
     def option_names(cls) -> list[str]:
         return [name for name in super().option_names() if name not in ('qk_scale', 'use_rel_pos_bias')]
 
-    @property
-    def trained_windows(self) -> list[Size]:
-        """Per stage, the window (height, width) in tokens to which the position networks scale their coordinates."""
-        stages = zip(self.pretrained_window_size, self.windows, strict=True)
-        return [(side, side) if side else window for side, window in stages]
+    def spec(self) -> Spec:
+        return replace(
+            super().spec(), given_windows=tuple((side, side) if side else None for side in self.pretrained_window_size)
+        )
 
     def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
         return CosineWindowAttention(channels, num_heads, **settings)

@@ -84,7 +84,7 @@ class TestCreateBackbone:
         is_shrunk = windows == (4, 4, 4, 2)
         made = create_backbone(checkpoint=state)
         assert [side for side, _ in made.windows] == [4, 4, 4, 4] if is_shrunk else list(windows)
-        assert made.trained_windows == list(source.windows)
+        assert made.spec().trained_windows == source.windows
 
     def test_windows_that_a_file_does_not_record_are_asked_for(self):
         without_tables = build(1, window_size=5, use_rel_pos_bias=False)

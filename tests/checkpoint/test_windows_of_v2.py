@@ -207,7 +207,7 @@ def test_a_window_per_stage(tmp_path):
     model = randomize(v2([2, 3, (3, 5), 2], pretrained_window_size=(4, 0, 0, 2), out_indices=(0, 1, 2)), 1)
     path = write_file(tmp_path / 'a.pth', model.state_dict())
     made = create_backbone(checkpoint=path)
-    assert (made.windows, made.trained_windows[:3]) == (model.windows[:3], model.trained_windows[:3])
+    assert (made.windows, made.spec().trained_windows[:3]) == (model.windows[:3], model.spec().trained_windows[:3])
     image = torch.rand(1, 3, 40, 50)
     for found, expected in zip(made(image), model.eval()(image), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
