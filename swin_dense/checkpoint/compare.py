@@ -208,7 +208,7 @@ def check_windows(described: str, weights: ConvertedBackbone, target: Target, al
     """Raise a CheckpointError if windows would change the maps, as far as the checkpoint has them; return doubts.
 
     Tables of V1 are resized, unless windows differ per stage. A V2 needs those that it was trained with. With
-    ``allow_partial``, return the doubts alone.
+    ``allow_partial``, only return the doubts.
     """
     spec, stages = target.spec, target.spec.stages
     if weights.family.network == 'swin':

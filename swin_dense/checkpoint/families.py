@@ -1,7 +1,7 @@
 """Parameter names and layouts of Swin Transformers in other libraries, and how to recognise them.
 
 A family is a table of its names by role. Loading and export use the same table. :func:`choose` finds the backbones in a
-checkpoint by these names alone.
+checkpoint only by these names.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Read files of ``torch.save`` and plain pickles of arrays, and run nothing that they name.
 
-This is the way of https://docs.python.org/3/library/pickle.html#restricting-globals, for every version of torch. The
+Follows https://docs.python.org/3/library/pickle.html#restricting-globals, for every version of torch. The
 ``weights_only`` of torch refuses files with more than tensors, such as those of most training programs; here, names
 that are not on a short list become a :class:`StandIn`.
 
-A file is not believed: it can name any size, offset, stride or flag. Nothing is allocated for data that the file does
-not contain, no memory is read beyond it, and only objects of this module take a state, because that of a tensor, of an
-array's type or of a function could change their memory or their code.
+Nothing in the file is trusted: it can name any size, offset, stride or flag. Nothing is allocated for data that the
+file does not contain, no memory is read beyond it, and only objects of this module take a state, because that of a
+tensor, of an array's type or of a function could change their memory or their code.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth photo.jpg other.png --out predictions
     swin-dense predict model.onnx photos/ --out predictions
 
-The first argument is the model. The name of a recipe alone stands for its published weights (`swin-dense zoo --weights`
-lists them), which are downloaded once. A config file, or a recipe with other weights, is followed by a checkpoint. The
-second argument is the checkpoint unless it is a folder or ends as images do. An .onnx file must come from `swin-dense
-export CONFIG CHECKPOINT --out FILE`, and an .xml file from its conversion by OpenVINO, which needs its .bin file beside
-it; they need neither torch nor the frameworks.
+The first argument is the model. Without a checkpoint, the name of a recipe stands for its published weights
+(`swin-dense zoo --weights` lists them), which are downloaded once. A config file, or a recipe with other weights, is
+followed by a checkpoint. The second argument is the checkpoint unless it is a folder or ends as images do. An .onnx
+file must come from `swin-dense export CONFIG CHECKPOINT --out FILE`, and an .xml file from its conversion by OpenVINO,
+which needs its .bin file beside it; they need neither torch nor the frameworks.
 
 For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json; if there is also a PHOTO.png, both keep
 their suffix: PHOTO.jpg.json and PHOTO.png.json. With a detector, the JSON lists class, score, box (x1, y1, x2, y2 in

@@ -3,9 +3,9 @@
     swin-dense test mine.py work_dirs/mine/epoch_12.pth --show-dir painted
     swin-dense test mask-rcnn_swin-t-p4-w7_fpn_1x_coco --data-root data/coco
 
-The name of a recipe alone stands for its published weights, which are downloaded once. After the test of a recipe, the
-command prints the accuracy that its authors published beside the measured one, and whether they agree within the
-decimals that were published.
+Without a checkpoint, the name of a recipe stands for its published weights, which are downloaded once. After the test
+of a recipe, the command prints the accuracy that its authors published beside the measured accuracy, and whether they
+agree within the published decimals.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _joined(spans: Tensor, count: int, stride: int) -> Tensor:
 
 
 def _shared(spans: Tensor, window: int, shift: int) -> Tensor:
-    """Return for every token the union of the spans of its window; the first ``shift`` tokens are a region alone."""
+    """Return for every token the union of the spans of its window; the first ``shift`` tokens form a region."""
     tokens = torch.arange(len(spans))
     is_first = tokens < shift
     first = torch.where(is_first, 0, shift + (tokens - shift) // window * window)

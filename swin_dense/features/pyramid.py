@@ -205,7 +205,9 @@ def has_random_weights(backbone: SwinBackbone) -> bool:
 def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
-        _logger.warning('WARNING: the weights are untrained, and all results RANDOM; give checkpoint= trained ones')
+        _logger.warning(
+            'These weights are untrained, so all results are random; pass checkpoint= to load trained weights'
+        )
 
 
 def bare_backbone(backbone: nn.Module) -> SwinBackbone:

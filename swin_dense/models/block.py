@@ -32,7 +32,7 @@ class SwinBlock(nn.Module):
     """Window attention and an MLP, each on a residual branch that starts with a LayerNorm: (B, H, W, C) to the same.
 
     Attributes:
-        with_cp: True recomputes the block in the backward pass to save memory, 'mlp' the MLP alone.
+        with_cp: True recomputes the block in the backward pass to save memory, 'mlp' only the MLP.
     """
 
     _norms_feed_linear = True  # qkv, and the first layer of the MLP
@@ -63,7 +63,7 @@ class SwinBlock(nn.Module):
 
 
 def maybe_checkpoint(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> Tensor:
-    """Return ``function(x)``; if ``recompute``, autograd keeps x alone and calls the function again for gradients."""
+    """Return ``function(x)``; if ``recompute``, autograd keeps only x and calls the function again for gradients."""
     if recompute and torch.is_grad_enabled() and not context.is_transformed():  # torch.func does not support it
         return checkpoint(function, x, use_reentrant=False)
     return function(x)

@@ -40,7 +40,7 @@ class LayerNorm(nn.LayerNorm):
     """A LayerNorm; on a GPU, by the kernel that is faster there.
 
     Attributes:
-        feeds_linear: whether a linear layer alone reads the result. Under autocast the kernel then returns it in the
+        feeds_linear: whether only a linear layer reads the result. Under autocast the kernel then returns it in the
             dtype to which that layer would convert it.
     """
 

@@ -42,7 +42,7 @@ class BackboneOptions(OptionsOfBoth, total=False):
     """The options of ``create_backbone``."""
 
     window_size: int | Sequence[int]
-    # Of V1 alone, and of V2 alone.
+    # The first two are options of V1, the last of V2.
     qk_scale: float | None
     use_rel_pos_bias: bool
     pretrained_window_size: int | Sequence[int]
@@ -112,7 +112,7 @@ def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: 
     for value in values:
         if not isinstance(value, bool) and value != 'mlp':
             raise ValueError(
-                f"with_cp must be True (recompute blocks), 'mlp' (their MLPs alone) or False, got {value!r}"
+                f"with_cp must be True (recompute blocks), 'mlp' (only their MLPs) or False, got {value!r}"
             )
     return tuple(values)
 

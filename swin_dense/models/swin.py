@@ -69,7 +69,7 @@ class SwinBackbone(nn.Module):
         act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds one.
         norm_cfg: norm, such as ``dict(type='LN')``, or a function that takes the number of channels and builds a norm
             over the last axis.
-        with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for their MLPs alone;
+        with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for only their MLPs;
             one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is a kernel on GPUs where a trial finds it right, and

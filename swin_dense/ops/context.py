@@ -37,7 +37,7 @@ def is_tracing() -> bool:
 
 
 def needs_reference(x: Tensor) -> bool:
-    """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
+    """Return whether ``x`` must be computed only by composable ATen operations, as the backend 'reference' does."""
     if is_tracing():
         return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU.

@@ -137,7 +137,7 @@ def backward_queries(
 
     ``delta`` is the sum over all keys of the attention weight times its gradient, or the product of the output and its
     gradient, which is at hand before the keys. But the output is rounded, and that error is the same for all keys of a
-    query, so it would add up in the gradient of the bias. Here it serves the gradient of q alone.
+    query, so it would add up in the gradient of the bias. Here it serves only the gradient of q.
     Grid: strips * tiles * heads.
     """
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]

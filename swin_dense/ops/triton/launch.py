@@ -2,7 +2,7 @@
 
 ``kernel[grid](...)`` binds its arguments to a signature and looks at the type, value and alignment of each, which takes
 five times as long as the launch of the kernel that it finds. A kernel that is compiled ahead, as in Triton's tutorials,
-is launched with the values alone. Whatever a version of Triton does otherwise ends in the trial of the kernel.
+is launched with its values only. If a Triton version behaves differently, the trial fails and the kernel is not used.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def check_data(
     """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
     With ``every_image``, decode every image and mask. ``trained`` are the names of the classes in the checkpoint that
-    is tested, if it has some. Return what was looked at, and what is odd but no error.
+    is tested, if it has some. Return notes on the data and on anything unusual.
 
     Raises:
         FileNotFoundError: files or folders do not exist.
@@ -125,7 +125,7 @@ def notes_on_classes(experiment: Experiment, splits: Sequence[str], trained: Seq
         differs = f'class {number}, counted from 0, is {own!r} in {place}, but {other!r} in {first_place}'
         if set(classes) == set(first):
             raise ValueError(
-                f'{differs}: a model knows the numbers of classes alone, so that it would exchange them; give both the '
+                f'{differs}: a model knows only the numbers of classes, so it would exchange them; give both the '
                 'same order, in metainfo.classes and in the categories of files of annotations'
             )
         notes.append(f'{differs}; the model takes them for one class')
@@ -143,7 +143,7 @@ def check_channels(experiment: Experiment) -> None:
         parts = experiment.model.get(name)
         is_list = isinstance(parts, list)
         for index, part in enumerate(parts if is_list else [parts]):
-            # The first of several necks alone reads the backbone.
+            # Of several necks, only the first reads the backbone.
             if not isinstance(part, dict) or 'in_channels' not in part or (name == 'neck' and index):
                 continue
             expected, given = _expected(part, channels), part['in_channels']

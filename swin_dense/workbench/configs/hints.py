@@ -18,7 +18,7 @@ HINTS_ON_READING = {
     "KeyError: 'height'": 'write height and width in pixels',
     "KeyError: 'width'": 'write height and width in pixels',
     "KeyError: 'iscrowd'": 'write iscrowd, 0 for a single object',
-    'AssertionError: Annotation ids': 'number the annotations from 1, each differently',
+    'AssertionError: Annotation ids': 'annotation ids must be unique; renumber them from 1',
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',
     "TypeError: 'NoneType' object is not iterable": f'write annotations as a list, {_COPY}',

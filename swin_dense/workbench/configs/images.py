@@ -60,7 +60,7 @@ def check_images(
         load: the config of the transform that loads them.
         most: the number of headers to read at most, evenly spaced.
         every_image: whether to decode every image; each of several processes takes a share.
-        samples: by path, the dict of the data set that the transform gets; without, a dict of ``img_path`` alone.
+        samples: by path, the dict of the data set that the transform gets; without, a dict with only ``img_path``.
 
     Returns:
         missing: the images that are no files, with the reason; if there are any, nothing else was looked at.

@@ -54,7 +54,7 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     """Check all file names of a data set of mmseg, and the sizes and values of a sample of its masks.
 
     The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
-    decoded. Return what was looked at, and what is odd but no error; raise ValueError for what is one.
+    decoded. Return notes on the data and on anything unusual; raise ValueError for errors.
     """
     if not data.kind:
         raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
@@ -177,7 +177,7 @@ def _notes_on_labels(data: DataSet, built: Any, labels: Labels, count: int) -> l
 
 
 def _check_names(data: DataSet) -> None:
-    """Raise ValueError for fewer names than the model has classes, as mmseg evaluates the classes with names alone."""
+    """Raise ValueError for fewer names than the model has classes, because mmseg evaluates classes with names only."""
     count = data.experiment.class_count or 0
     if len(data.classes) >= count or not (data.classes or data.is_evaluated):
         return

@@ -44,7 +44,7 @@ class Trip:
         of_classes: the number of stated objects of the classes.
         lost: those that the framework does not yield.
         ignored: those that it yields, but not to train on.
-        gained: what it yields and nobody states: (path, class, box).
+        gained: objects that it yields although the annotations do not state them: (path, class, box).
         boxes: (path, class, box) of those that are trained on.
         unused: stated objects of other classes, by their names.
     """
@@ -60,8 +60,8 @@ class Trip:
 def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
     """Check a data set of a detector by the round trip, and all file names and a sample of its images.
 
-    The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return what
-    was looked at, and what is odd but no error; raise ValueError for what is one.
+    The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return
+    notes on the data and on anything unusual; raise ValueError for errors.
     """
     source = read_source(data)
     if source is None:

@@ -15,7 +15,7 @@ from swin_dense.workbench.configs.experiment import Experiment
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}
 _VAL_INTERVALS = {'max_epochs': 1, 'max_iters': 1000}  # the defaults of mmengine's loops
-# Schedules that follow from their options alone, without the ending LR or Momentum of their names.
+# Schedules that follow from their options, without the ending LR or Momentum of their names.
 _PLANNED = (
     *('Constant', 'CosineAnnealing', 'CosineRestart', 'Exponential', 'Linear', 'MultiStep', 'OneCycle', 'Poly'),
     *('QuadraticWarmup', 'Step'),

@@ -157,7 +157,7 @@ def as_text(config: Config, title: str) -> str:
     for place, imported in imported_values(kept):
         raise ValueError(
             f'{place} is {imported}, which the config imports; the file would contain only its name. Classes and '
-            'functions can be written as types alone: train your own config as it is'
+            'functions can only be written as types: train your own config as it is'
         )
     test_data = (config.get('test_dataloader') or {}).get('dataset') or {}
     pipeline = test_data.get('pipeline')

@@ -1,6 +1,6 @@
 """Read lazy configs, whose types are imported classes, as configs whose types are names.
 
-mmengine builds both to the same objects. All that reads a config therefore reads names alone.
+mmengine builds both to the same objects. Code that reads a config therefore only reads names.
 """
 
 from __future__ import annotations
