@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
 
 from alone import OURS_EAGER  # noqa: E402
-from bench_host import PROCESSORS, kind_of  # noqa: E402
+from bench_host import PROCESSORS  # noqa: E402
+from measurements import Measurement, pivot, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 
 from swin_dense.workbench.recipes.zoo import FOLDERS, read_zoo  # noqa: E402
@@ -32,15 +33,8 @@ def with_tables(text: str) -> str:
     """Return a page with all that is generated in it."""
     for name, (sources, table) in TABLES.items():
         if f'<!-- {name} -->' in text:
-            text = replace_block(text, name, table(*map(_read, sources)))
+            text = replace_block(text, name, table(*([read(*sources)] if sources else [])))
     return text
-
-
-def _read(source: str) -> dict[str, Any]:
-    """Read a raw result; the name of a file of benchmarks/benchmark.py begins with the kind of processor."""
-    report = json.loads((ROOT / 'benchmarks/results' / source).read_text())
-    processor = PROCESSORS.get(source.partition('_')[0])
-    return {'processor': processor, **report} if processor else report
 
 
 def replace_block(text: str, name: str, block: str) -> str:
@@ -64,32 +58,89 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return table.replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
 
 
-def _our_ms(report: dict[str, Any], case: str) -> float:
-    """Return our median time in a case of benchmarks/alone.py."""
-    return 1e3 * statistics.median(report['seconds'][case]['auto'])
+def _number(values: Sequence[float], column: tuple[str, str]) -> str:
+    """Return the cell of a quantity that was measured once."""
+    (value,) = values
+    return f'{value:.2f}' if column[1] == 'times ours' or column[1] in PASSES else f'{value:,.0f}'
 
 
-def speed_table(*reports: dict[str, Any]) -> str:
-    """Return a table of our time, and of the times of others relative to it, from reports of benchmarks/alone.py."""
-    rows = []
-    for report in reports:
-        for case, ratios in report['ratios'].items():
-            medians = [f'{statistics.median(ratios[name]):.2f}' for name in ALONE_PEERS]
-            rows.append([case, report['processor'], f'{_our_ms(report, case):,.0f}', *medians])
+def _span(values: Iterable[float], _: object = None) -> str:
+    """Return the least and the largest value of several machines, one number if they are equal when rounded."""
+    values = sorted(values)
+    digits = 0 if values[0] >= 100 else 1 if values[0] >= 10 else 2
+    ends = [f'{value:,.{digits}f}' for value in (values[0], values[-1])]
+    return ends[0] if ends[0] == ends[1] else ' to '.join(ends)
+
+
+def _model_and_quantity(one: Measurement) -> tuple[str, str]:
+    return one.model, one.quantity
+
+
+def _relative_to_ours(*models: str) -> list[tuple[str, str]]:
+    return [('auto', 'ms'), *((name, 'times ours') for name in models)]
+
+
+def speed_table(found: Sequence[Measurement]) -> str:
+    """Return a table of our time, and of the times of others relative to it."""
+    columns = _relative_to_ours(*ALONE_PEERS)
+    rows = pivot(found, lambda one: (f'{one.what}, {one.size}', one.machine), _model_and_quantity, columns, _number)
     return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
 
 
-def speed_line(*reports: dict[str, Any]) -> str:
-    """Return the lines of the README on speed: GPUs, then CPUs.
+def forms_table(found: Sequence[Measurement]) -> str:
+    """Return a table of models that are compiled, or run in bfloat16."""
+    forms = [one for one in found if one.way != 'eager']
+    columns = _relative_to_ours(OURS_EAGER, *ALONE_PEERS)
 
-    Args:
-        reports: those of :func:`gpu_models_table`, then those of :func:`speed_table`.
-    """
-    sessions = reports[: len(GPU_REPORTS)]
-    device, inference, training = _gpu_ratios(sessions, 'wall_ms')
-    _, inference_on_device, training_on_device = _gpu_ratios(sessions, 'device_ms')
-    eager, graphed = _graphed_step(sessions)
-    least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
+    def line(one: Measurement) -> tuple[str, str]:
+        return f'{one.way}, {one.what}, {one.size}', one.machine
+
+    rows = pivot(forms, line, _model_and_quantity, columns, _number)
+    return _table(['Swin-T', 'processor', 'ours, ms', 'ours, eager in float32', *ALONE_PEERS], rows)
+
+
+def memory_table(found: Sequence[Measurement]) -> str:
+    """Return a table of the peak memory of a training step, in MiB above the memory before it."""
+    peaks = [one for one in found if one.quantity == 'peak_mib']
+    machines = {one.machine for one in peaks}
+    models = dict.fromkeys(one.model for one in peaks)
+    names = [name for name in models if {one.machine for one in peaks if one.model == name} == machines]
+    columns = [(name, 'peak_mib') for name in names]
+    rows = pivot(peaks, lambda one: (one.machine,), _model_and_quantity, columns, lambda x, _: f'{x[0]:.0f}')
+    titles = [f'{peaks[0].what}, {peaks[0].size}, MiB', *(MEMORY_NAMES.get(name, name) for name in names)]
+    return _table(titles, rows)
+
+
+def whole_models_table(found: Sequence[Measurement]) -> str:
+    """Return a table of time and memory of an image in each way to run a whole model."""
+    ways = [way for way in WAYS_OF_WHOLE_MODELS if any(one.way == way for one in found)]
+    # Milliseconds and MiB of a way come one after the other.
+    rows = pivot(
+        found,
+        lambda one: (f'{one.what}, {one.size}, {one.machine}',),
+        lambda one: one.way,
+        ways,
+        lambda figures, _: '/'.join(f'{figure:,.0f}' for figure in figures),
+    )
+    return _table(['ms/MiB of model, image, processor, threads', *ways], rows)
+
+
+def gpu_attention_table(found: Sequence[Measurement]) -> str:
+    """Return a table of the kernel and of torch's attention, in bfloat16 and float32."""
+    columns = [(backend, key) for key in PASSES for backend in ('triton', 'sdpa')]
+    shown = [one for one in found if one.way != 'float16']
+    rows = pivot(shown, lambda one: (one.size, one.way), _model_and_quantity, columns, _number)
+    rows = [row for row in rows if row[2]]  # of the kernel
+    passes = ['inference, kernel', 'inference, torch', 'with gradients, kernel', 'with gradients, torch']
+    return _table(['map, window; times in ms', 'dtype', *passes], rows)
+
+
+def speed_line(found: Sequence[Measurement]) -> str:
+    """Return the lines of the README on speed: GPUs, then CPUs."""
+    device, inference, training = _gpu_ratios(found, 'wall_ms')
+    _, inference_on_device, training_on_device = _gpu_ratios(found, 'device_ms')
+    eager, graphed = _graphed_step(found)
+    least, most = _range_of_mmdet(found)
     return (
         f'**On a GPU** ({device}, 2 images of 800 x 1344, bfloat16 by autocast), our Swin-T is {inference} times as '
         f'fast as those of timm, torchvision and mmdet in a forward pass, and {training} times as fast in a training '
@@ -100,15 +151,14 @@ def speed_line(*reports: dict[str, Any]) -> str:
     )
 
 
-def chinese_speed_line(*reports: dict[str, Any]) -> str:
-    """Return the lines of the Chinese README on speed, from the reports of :func:`speed_line`."""
-    sessions = reports[: len(GPU_REPORTS)]
-    ratios = [*_gpu_ratios(sessions, 'wall_ms'), *_gpu_ratios(sessions, 'device_ms')]
+def chinese_speed_line(found: Sequence[Measurement]) -> str:
+    """Return the lines of the Chinese README on speed."""
+    ratios = [*_gpu_ratios(found, 'wall_ms'), *_gpu_ratios(found, 'device_ms')]
     device, inference, training, _, inference_on_device, training_on_device = [
         ratio.replace(' to ', ' 至 ') for ratio in ratios
     ]
-    eager, graphed = _graphed_step(sessions)
-    least, most = _range_of_mmdet(reports[len(GPU_REPORTS) :])
+    eager, graphed = _graphed_step(found)
+    least, most = _range_of_mmdet(found)
     return (
         f'**GPU**（{device}，2 张 800 x 1344 图像，autocast bfloat16）：'
         '本实现的 Swin-T 与 timm、torchvision、mmdet 相比，'
@@ -120,59 +170,133 @@ def chinese_speed_line(*reports: dict[str, Any]) -> str:
     )
 
 
-def _gpu_ratios(sessions: Sequence[dict[str, Any]], field: str) -> tuple[str, str, str]:
+def _gpu_ratios(found: Sequence[Measurement], quantity: str) -> tuple[str, str, str]:
     """Return the GPU, and the ranges of other libraries' times in inference and training, relative to ours.
 
     Times are compared within a session, because the hosts of two machines differ.
     """
     ranges = []
-    for is_training in (False, True):
+    for what in ('inference', 'training step'):
         ratios = []
-        rows = _gpu_rows(sessions, 'eager', is_training)
-        for machine in _machines_of(rows):
-            times = {row['model']: row[field] for row in rows if row['machine'] is machine}
+        newest = [one for one in _newest(found, what, 'eager') if one.quantity == quantity]
+        for source in dict.fromkeys(one.source for one in newest):
+            times = {one.model: one.value for one in newest if one.source == source}
             ratios += [times[name] / times['auto'] for name in GPU_PEERS if name in times]
         ranges.append(f'{min(ratios):.2f} to {max(ratios):.2f}')
-    return machine['device'], *ranges
+    return newest[0].machine, *ranges
 
 
-def _graphed_step(sessions: Sequence[dict[str, Any]]) -> tuple[str, str]:
+def _graphed_step(found: Sequence[Measurement]) -> tuple[str, str]:
     """Return the milliseconds of a training step in eager mode, and as a graph by make_graphed_callables."""
-    largest = _gpu_rows(sessions, 'eager', is_training=True)[0]['size']
-    found = _gpu_rows(sessions, 'use_graphs', is_training=True)
-    times = {row['model']: f'{row["wall_ms"]:.1f}' for row in found if row['size'] == largest}
+    largest = _newest(found, 'training step', 'eager')[0].size
+    steps = _newest(found, 'training step', 'use_graphs')
+    times = {one.model: f'{one.value:.1f}' for one in steps if one.size == largest and one.quantity == 'wall_ms'}
     return times['eager'], times['make_graphed_callables']
 
 
-def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
-    """Return the least and the largest median time of mmdet's Swin relative to ours."""
-    cases = [ratios for report in reports for ratios in report['ratios'].values()]
-    medians = [statistics.median(ratios['mmdet']) for ratios in cases]
+def _range_of_mmdet(found: Iterable[Measurement]) -> tuple[str, str]:
+    """Return the least and the largest median time of mmdet's Swin relative to ours, on CPUs."""
+    medians = [one.value for one in found if (one.model, one.quantity) == ('mmdet', 'times ours')]
     return f'{min(medians):.2f}', f'{max(medians):.2f}'
 
 
-def originals_table(rows: dict[str, Any]) -> str:
+def _newest(found: Iterable[Measurement], what: str, way: str) -> list[Measurement]:
+    """Return the measurements on a GPU from the newest release that measured this way to run models."""
+    rows = [one for one in found if (one.what, one.way) == (what, way) and one.release]
+    newest = max((one.release for one in rows), default=None)
+    return [one for one in rows if one.release == newest]
+
+
+def gpu_models_table(found: Sequence[Measurement]) -> str:
+    """Return a table of whole models under autocast, by inference and training."""
+    return _gpu_models(found, 'eager', GPU_FIELDS)
+
+
+def gpu_memory_table(found: Sequence[Measurement]) -> str:
+    """Return a table of the memory of whole models above their weights, by inference and training."""
+    return _gpu_models(found, 'memory', {'peak_mib': 'peak, MiB'})
+
+
+def _gpu_models(found: Sequence[Measurement], way: str, quantities: dict[str, str]) -> str:
+    """Return a table with a row for each model, and the quantities for inference and for training."""
+    passes = {name: _newest(found, what, way) for name, what in WHAT.items()}
+    titles = [f'{name}: {title}' for name in passes for title in quantities.values()]
+    columns = [(what, quantity) for what in WHAT.values() for quantity in quantities]
+    of_models = [one for rows in passes.values() for one in rows if one.model in GPU_MODELS]
+    rows = pivot(of_models, lambda one: (one.model,), lambda one: (one.what, one.quantity), columns, _span)
+    rows.sort(key=lambda row: list(GPU_MODELS).index(row[0]))
+    cells = [[GPU_MODELS[name], *values] for name, *values in rows]
+    return _machines_line(passes['inference']) + _table(['Swin-T, 2 x 800 x 1344', *titles], cells)
+
+
+def gpu_inference_table(found: Sequence[Measurement]) -> str:
+    """Return a table of wall / device time of inference in each way to run a model."""
+    return _gpu_times(found, GPU_WAYS_OF_INFERENCE, 'inference')
+
+
+def gpu_training_table(found: Sequence[Measurement]) -> str:
+    """Return a table of wall / device time of a training step in each way to run a model."""
+    return _gpu_times(found, GPU_WAYS_OF_TRAINING, 'training step')
+
+
+def _gpu_times(found: Sequence[Measurement], ways: dict[str, tuple[str, str]], what: str) -> str:
+    """Return a table with a row for each way and size.
+
+    Args:
+        ways: title of a way -> the way of the measurements, and the name of our model.
+    """
+    rows, used = [], []
+    for title, (way, our_name) in ways.items():
+        newest = [one for one in _newest(found, what, way) if one.quantity in ('wall_ms', 'device_ms')]
+        used += newest
+        columns = [(name, key) for name in (our_name, *GPU_PEERS) for key in ('wall_ms', 'device_ms')]
+        lines = pivot(newest, lambda one: (one.size,), _model_and_quantity, columns, _span)
+        for size, *times in sorted(lines, key=lambda line: _pixels(line[0]), reverse=True):
+            pairs = zip(times[::2], times[1::2], strict=True)
+            cells = [wall + (f' / {device}' if device else '') for wall, device in pairs]
+            if any(cells):
+                rows.append([title, size, *cells, newest[0].release])
+    return _machines_line(used) + _table(['wall / device, ms', 'images', 'ours', *GPU_PEERS, 'release'], rows)
+
+
+def _pixels(size: str) -> int:
+    return math.prod(map(int, size.split(' x ')))
+
+
+def _machines_line(rows: Sequence[Measurement]) -> str:
+    """Return a line with the releases, GPUs and versions behind rows, and an empty line."""
+    described = {}
+    for source in dict.fromkeys(one.source for one in rows):
+        machine = json.loads((ROOT / 'benchmarks/results' / source).read_text())['machine']
+        versions = f'torch {machine["torch"]}, Triton {machine["triton"]}'
+        described[source] = f'Release {machine["release"]}, {machine["device"]}, {versions}'
+    lines = sorted(described.values(), key=lambda line: line.split()[1], reverse=True)
+    counted = [f'{line}, {lines.count(line)} machines.' for line in dict.fromkeys(lines)]
+    return ' '.join(counted).replace(', 1 machines', '') + '\n\n'
+
+
+def originals_table() -> str:
     """Return the README's table of benchmarks/originals.py: what you do, and what the original and we give."""
     cells = [
         (row['user'], f'[{row["package"]}]({_thread(row)}): {_words(row, SHORT)}', row['ours']['gave'])
-        for row in _failures(rows)
+        for row in _failures().values()
     ]
     return _table(['what you do', 'the original', 'here'], cells)
 
 
-def chinese_originals_table(rows: dict[str, Any]) -> str:
+def chinese_originals_table() -> str:
     """Return the table of the Chinese README, with the errors in the originals' own words."""
     cells = []
-    for name, row in rows.items():
+    for name, row in _failures().items():
         user, wrong, ours = CHINESE_ROWS[name]
         cells.append((user, f'[{row["package"]}]({_thread(row)})：{wrong or _words(row, SHORT)}', ours))
     return _table(['你的操作', '原实现', '本项目'], cells)
 
 
-def originals_in_full(rows: dict[str, Any]) -> str:
+def originals_in_full() -> str:
     """Return the table of benchmarks/originals.py with versions, threads and names of rows."""
     cells = []
-    for name, row in rows.items():
+    for name, row in _failures().items():
         packages = ', '.join(f'{package} {version}' for package, version in row['original']['versions'].items())
         repository, _, number = row['thread'].partition('#')
         thread = f'[{repository.partition("/")[2]} {number}]({_thread(row)})'
@@ -180,16 +304,17 @@ def originals_in_full(rows: dict[str, Any]) -> str:
     return _table(['row', 'you', 'packages', 'thread', 'the original', 'here'], cells)
 
 
-def _failures(rows: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows.
+def _failures() -> dict[str, dict[str, Any]]:
+    """Return the rows of benchmarks/originals.py.
 
     Raises:
         ValueError: an original has not failed, or we have.
     """
+    rows: dict[str, dict[str, Any]] = json.loads((ROOT / 'benchmarks/results/originals.json').read_text())
     for name, row in rows.items():
         if not row['original']['failed'] or row['ours']['failed']:
             raise ValueError(f'{name} shows no failure of the original alone: take it out of benchmarks/originals.py')
-    return list(rows.values())
+    return rows
 
 
 def _thread(row: dict[str, Any]) -> str:
@@ -207,25 +332,22 @@ def _words(row: dict[str, Any], longest: int = 1000) -> str:
     return f'`{gave}`'
 
 
-def models_table(report: dict[str, Any], *sessions: dict[str, Any]) -> str:
-    """Return the table of models: accuracy as its authors published it, counted cost, and times of one image.
-
-    Args:
-        report: that of benchmarks/models.py.
-        sessions: those of :func:`gpu_models_table`.
-    """
-    return _table(MODEL_TITLES, _model_rows(report, sessions))
+def models_table(found: Sequence[Measurement]) -> str:
+    """Return the table of models: accuracy as its authors published it, counted cost, and times of one image."""
+    return _table(MODEL_TITLES, _model_rows(found))
 
 
-def chinese_models_table(report: dict[str, Any], *sessions: dict[str, Any]) -> str:
+def chinese_models_table(found: Sequence[Measurement]) -> str:
     """Return the same table with Chinese titles."""
-    return _table(CHINESE_MODEL_TITLES, _model_rows(report, sessions))
+    return _table(CHINESE_MODEL_TITLES, _model_rows(found))
 
 
-def _model_rows(report: dict[str, Any], sessions: Sequence[dict[str, Any]]) -> list[list[str]]:
-    on_gpu = [row for row in _gpu_rows(sessions, 'sizes', is_training=False) if row['model'] == 'auto']
-    one_image = [row for row in on_gpu if (row['batch'], row['size']) == (1, report['size'])]
-    gpu_times = {'swin_t': _span(one_image, 'wall_ms')}  # the only model of these sessions
+def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
+    on_cpu = {(one.model, one.quantity): one for one in found if not one.release}
+    size = next(iter(on_cpu.values())).size
+    on_gpu = [one for one in _newest(found, 'inference', 'sizes') if (one.model, one.size) == ('auto', size)]
+    # Swin-T is the only model of these sessions.
+    gpu_times = {'swin_t': _span(one.value for one in on_gpu if one.quantity == 'wall_ms')}
     zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
     rows = []
     for name, (top_1, *recipe_names) in MODELS.items():
@@ -238,195 +360,10 @@ def _model_rows(report: dict[str, Any], sessions: Sequence[dict[str, Any]]) -> l
             metrics = [recipe.metrics[metric] for metric in ('box AP', 'mask AP', 'mIoU') if metric in recipe.metrics]
             head = recipe.model['In Collection']
             accuracies.append(f'{" / ".join(map(str, metrics))}, [{head}](configs/{folder}/README.md)')
-        row = report['rows'][name]
-        costs = [f'{row["parameters"] / 1e6:.0f} M', f'{row["flops"] / 1e9:.0f} G', f'{row["ms"]:,.0f}']
+        parameters, flops, ms = (on_cpu[name, quantity].value for quantity in ('parameters', 'flops', 'ms'))
+        costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}']
         rows.append([f'`{name}`', str(top_1), *accuracies, *costs, gpu_times.get(name, '')])
     return rows
-
-
-def gpu_attention_table(report: dict[str, Any]) -> str:
-    """Return a table of h200_attention.json: the kernel and torch's attention, in bfloat16 and float32."""
-    key = ('height', 'width', 'channels', 'window', 'dtype')
-    by_torch = {tuple(row[name] for name in key): row for row in report['rows'] if row['backend'] == 'sdpa'}
-    rows = []
-    for row in report['rows']:
-        if row['backend'] == 'triton' and row['dtype'] != 'float16':
-            height, width, channels, window, dtype = case = tuple(row[name] for name in key)
-            cells = [f'{height} x {width}, {channels} channels, {window}', dtype]
-            for field in ('inference_ms', 'training_ms'):
-                cells += [f'{times[field]:.2f}' for times in (row, by_torch[case])]
-            rows.append(cells)
-    passes = ['inference, kernel', 'inference, torch', 'with gradients, kernel', 'with gradients, torch']
-    return _table(['map, window; times in ms', 'dtype', *passes], rows)
-
-
-def gpu_models_table(*sessions: dict[str, Any]) -> str:
-    """Return a table of benchmarks/gpu_session.py: whole models under autocast, by inference and training."""
-    return _gpu_models(sessions, 'eager', GPU_FIELDS)
-
-
-def gpu_memory_table(*sessions: dict[str, Any]) -> str:
-    """Return a table of the memory of whole models above their weights, by inference and training."""
-    return _gpu_models(sessions, 'memory', {'peak_mib': 'peak, MiB'})
-
-
-def _gpu_models(sessions: Sequence[dict[str, Any]], step: str, fields: dict[str, str]) -> str:
-    """Return a table with a row for each model, and the fields of a step for inference and for training."""
-    passes = {'inference': _gpu_rows(sessions, step, False), 'training': _gpu_rows(sessions, step, True)}
-    titles = [f'{name}: {title}' for name in passes for title in fields.values()]
-    rows = []
-    for name, model in GPU_MODELS.items():
-        cells = []
-        for found in passes.values():
-            own = [row for row in found if row['model'] == name]
-            cells += [_span(own, field) for field in fields]
-        rows.append([model, *cells])
-    return _machines_line(passes['inference']) + _table(['Swin-T, 2 x 800 x 1344', *titles], rows)
-
-
-def gpu_inference_table(*sessions: dict[str, Any]) -> str:
-    """Return a table of wall / device time of inference in each way to run a model."""
-    return _gpu_times(sessions, GPU_WAYS_OF_INFERENCE, is_training=False)
-
-
-def gpu_training_table(*sessions: dict[str, Any]) -> str:
-    """Return a table of wall / device time of a training step in each way to run a model."""
-    return _gpu_times(sessions, GPU_WAYS_OF_TRAINING, is_training=True)
-
-
-def _gpu_times(sessions: Sequence[dict[str, Any]], ways: dict[str, tuple[str, bool, str]], is_training: bool) -> str:
-    """Return a table with a row for each way and size.
-
-    Args:
-        ways: title of a way -> step of the session, whether the model is in bfloat16, and the name of our model.
-    """
-    rows, used = [], []
-    for title, (step, is_pure, our_name) in ways.items():
-        found = _gpu_rows(sessions, step, is_training, is_pure)
-        used += found
-        for batch, size in sorted({(row['batch'], tuple(row['size'])) for row in found}, key=_pixels, reverse=True):
-            same_images = [row for row in found if (row['batch'], tuple(row['size'])) == (batch, size)]
-            cells = []
-            for name in (our_name, *GPU_PEERS):
-                own = [row for row in same_images if row['model'] == name]
-                device = _span(own, 'device_ms')
-                cells.append(_span(own, 'wall_ms') + (f' / {device}' if device else ''))
-            rows.append([title, ' x '.join(map(str, (batch, *size))), *cells, found[0]['machine']['release']])
-    return _machines_line(used) + _table(['wall / device, ms', 'images', 'ours', *GPU_PEERS, 'release'], rows)
-
-
-def _pixels(images: tuple[int, tuple[int, int]]) -> int:
-    batch, (height, width) = images
-    return batch * height * width
-
-
-def _gpu_rows(
-    sessions: Iterable[dict[str, Any]], step: str, is_training: bool, is_pure: bool = False
-) -> list[dict[str, Any]]:
-    """Return the rows of a step, of models under autocast or in bfloat16, from the newest release that measured it.
-
-    Each row has the description of its machine as ``machine``.
-    """
-    form = is_training, is_pure
-    found = []
-    for session in sessions:
-        for row in session['steps'].get(step, {'rows': []})['rows']:
-            is_measured = 'wall_ms' in row or 'peak_mib' in row
-            if is_measured and (row.get('training', False), row.get('pure_bfloat16', False)) == form:
-                found.append({**row, 'machine': session['machine']})
-    newest = max((row['machine']['release'] for row in found), default=None)
-    return [row for row in found if row['machine']['release'] == newest]
-
-
-def _machines_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the descriptions of the machines of rows, each once, newest releases first."""
-    machines = {id(row['machine']): row['machine'] for row in rows}
-    return sorted(machines.values(), key=lambda machine: machine['release'], reverse=True)
-
-
-def _span(rows: Iterable[dict[str, Any]], field: str) -> str:
-    """Return the least and the largest value of several machines, one number if they are equal when rounded."""
-    values = sorted(row[field] for row in rows if row.get(field))
-    if not values:
-        return ''
-    digits = 0 if values[0] >= 100 else 1 if values[0] >= 10 else 2
-    ends = [f'{value:,.{digits}f}' for value in (values[0], values[-1])]
-    return ends[0] if ends[0] == ends[1] else ' to '.join(ends)
-
-
-def _machines_line(rows: Iterable[dict[str, Any]]) -> str:
-    """Return a line with the releases, GPUs and versions behind rows, and an empty line."""
-    described = []
-    for machine in _machines_of(rows):
-        versions = f'torch {machine["torch"]}, Triton {machine["triton"]}'
-        described.append(f'Release {machine["release"]}, {machine["device"]}, {versions}')
-    counted = [f'{line}, {described.count(line)} machines.' for line in dict.fromkeys(described)]
-    return ' '.join(counted).replace(', 1 machines', '') + '\n\n'
-
-
-def forms_table(*reports: dict[str, Any]) -> str:
-    """Return a table of benchmarks/alone.py for models that are compiled, or run in bfloat16.
-
-    Args:
-        reports: those of eager mode, and those of the other forms.
-    """
-    eager = {report['processor']: report for report in reports if report['form'] == 'eager'}
-    rows = []
-    for report in reports:
-        if report['form'] == 'eager':
-            continue
-        for case, own in report['ratios'].items():
-            processor, ours = report['processor'], _our_ms(report, case)
-            if OURS_EAGER in own:
-                gain = f'{statistics.median(own[OURS_EAGER]):.2f}'
-            else:  # a report of an earlier version
-                gain = f'{_our_ms(eager[processor], case) / ours:.2f}'
-            ratios = [f'{statistics.median(own[name]):.2f}' for name in ALONE_PEERS]
-            rows.append([f'{report["form"]}, {case}', processor, f'{ours:,.0f}', gain, *ratios])
-    return _table(['Swin-T', 'processor', 'ours, ms', 'ours, eager in float32', *ALONE_PEERS], rows)
-
-
-def memory_table(*reports: dict[str, Any]) -> str:
-    """Return a table of the peak memory of a training step, in MiB above the memory before it."""
-    measured = [[name for name, row in report['rows'].items() if row.get('peak_mib')] for report in reports]
-    names = [name for name in measured[0] if all(name in others for others in measured)]
-    rows = []
-    for report in reports:
-        peaks = [f'{report["rows"][name]["peak_mib"]:.0f}' for name in names]
-        rows.append([report['processor'], *peaks])
-    return _table([f'{_case(reports[0])}, MiB', *(MEMORY_NAMES.get(name, name) for name in names)], rows)
-
-
-def whole_models_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/exports_whole.py: time and memory of an image in each way to run a model."""
-    names = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
-    ways = [name for name in names if any(name in row for row in report['rows'])]
-    rows = []
-    for row in report['rows']:
-        rows.append([f'{_model_case(row)}, {row["threads"]}', *(_figures(row.get(way, {})) for way in ways)])
-    return _table(['ms/MiB of model, image, processor, threads', *ways], rows)
-
-
-def _model_case(row: dict[str, Any]) -> str:
-    """Return the model, the image and the processor of a measurement of benchmarks/exports_whole.py.
-
-    The processor is named by its kind, or by its own name where its kind has none.
-    """
-    processor = row['processor']
-    kind = kind_of(processor)
-    named = processor.partition(' (family')[0].partition(',')[0] if kind is None else PROCESSORS[kind]
-    return f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {named}'
-
-
-def _figures(row: dict[str, float]) -> str:
-    return '/'.join(f'{row[key]:,.0f}' for key in ('ms', 'mib') if key in row)
-
-
-def _case(report: dict[str, Any]) -> str:
-    options = report['options']
-    kind = {'infer': 'inference', 'train': 'training step'}[options['mode']]
-    how = ', compiled' if options['compile'] else ''
-    return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
 
 
 # Top-1 accuracy on ImageNet-1K from the authors' list (MODELHUB.md of github.com/microsoft/Swin-Transformer), at
@@ -484,19 +421,22 @@ GPU_MODELS = {
     'mmdet': 'mmdet',
 }
 GPU_FIELDS = {'wall_ms': 'wall, ms', 'device_ms': 'device, ms', 'launches': 'launches'}
-# The title of a way to run a model -> step of a session, whether the model is in bfloat16, and the name of our model
+WHAT = {'inference': 'inference', 'training': 'training step'}
+PASSES = ('inference_ms', 'training_ms')
+WAYS_OF_WHOLE_MODELS = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
+# The title of a way to run a model -> the way of its measurements, and the name of our model
 GPU_WAYS_OF_INFERENCE = {
-    'autocast': ('eager', False, 'auto'),
-    'model and images in bfloat16': ('eager', True, 'auto'),
-    '`use_graphs` of 0.5.0, autocast': ('use_graphs', False, 'use_graphs'),
-    '`torch.compile`, autocast': ('compiled', False, 'auto'),
-    'CUDA graph, autocast': ('graphs', False, 'auto'),
-    'autocast, other sizes': ('sizes', False, 'auto'),
+    'autocast': ('eager', 'auto'),
+    'model and images in bfloat16': ('eager, bfloat16', 'auto'),
+    '`use_graphs` of 0.5.0, autocast': ('use_graphs', 'use_graphs'),
+    '`torch.compile`, autocast': ('compiled', 'auto'),
+    'CUDA graph, autocast': ('graphs', 'auto'),
+    'autocast, other sizes': ('sizes', 'auto'),
 }
 GPU_WAYS_OF_TRAINING = {
-    'autocast': ('eager', False, 'auto'),
-    '`make_graphed_callables`, autocast': ('use_graphs', False, 'make_graphed_callables'),
-    '`use_graphs` of 0.5.0, autocast': ('use_graphs', False, 'use_graphs'),
+    'autocast': ('eager', 'auto'),
+    '`make_graphed_callables`, autocast': ('use_graphs', 'make_graphed_callables'),
+    '`use_graphs` of 0.5.0, autocast': ('use_graphs', 'use_graphs'),
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 SHORT = 75  # characters of an error in the README
@@ -548,9 +488,9 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'gpu memory': (GPU_REPORTS, gpu_memory_table),
     'gpu inference': (GPU_REPORTS, gpu_inference_table),
     'gpu training': (GPU_REPORTS, gpu_training_table),
-    'originals': (['originals.json'], originals_table),
-    'originals in Chinese': (['originals.json'], chinese_originals_table),
-    'originals in full': (['originals.json'], originals_in_full),
+    'originals': ([], originals_table),
+    'originals in Chinese': ([], chinese_originals_table),
+    'originals in full': ([], originals_in_full),
     'gpu attention': (['h200_attention.json'], gpu_attention_table),
     'memory': (_by_processor('train_512'), memory_table),
     'whole models': (['exports_whole.json'], whole_models_table),

@@ -8,7 +8,7 @@ from typing import Any
 from swin_dense.archs.arch import published_letter
 from swin_dense.checkpoint.convert import ConvertedBackbone
 from swin_dense.checkpoint.families import is_standard
-from swin_dense.checkpoint.infer import BLOCK, options_of
+from swin_dense.checkpoint.options import BLOCK, options_of
 from swin_dense.checkpoint.report import Report
 from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
