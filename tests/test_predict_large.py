@@ -32,7 +32,7 @@ class Segmentor:
     is_detector = False
     largest = 0
 
-    def predict(self, pixels):
+    def predict(self, pixels, paint):
         self.largest = max(self.largest, *pixels.shape[:2])
         return SimpleNamespace(labels=pixels[:, :, 0].astype(np.int32))
 

@@ -136,10 +136,10 @@ def send_signal():
     """Let this process send itself SIGTERM while it predicts the second image."""
     predict = Predictor.predict
 
-    def signalled(self, path, clock):
+    def signalled(self, path, clock, paint):
         if path.endswith('a/1.png'):
             signal.raise_signal(signal.SIGTERM)
-        return predict(self, path, clock)
+        return predict(self, path, clock, paint=paint)
 
     Predictor.predict = signalled
 

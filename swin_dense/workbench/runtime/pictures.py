@@ -51,7 +51,7 @@ def _of_content(content: np.ndarray) -> np.ndarray:
     import cv2
     from PIL import Image  # not needed for arrays
 
-    with decoding(), Image.open(io.BytesIO(memoryview(content))) as image:
+    with decoding(), Image.open(io.BytesIO(content.tobytes())) as image:
         image.load()  # OpenCV returns what it finds in a damaged file
     found = cv2.imdecode(content, cv2.IMREAD_COLOR)
     if found is None:

@@ -6,6 +6,7 @@ The files are those that ``export`` writes. docs/serving.md has the promises.
 import functools
 import json
 import re
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -186,6 +187,44 @@ def test_the_command(served, tmp_path, capfd):
                 assert found.keys() <= set(PARTS[part])
                 counted += 1
     assert counted > 3
+
+
+def test_a_file_of_another_form_or_with_other_weights_is_refused(exported, converted, pixels, tmp_path, capsys):
+    openvino = pytest.importorskip('openvino')
+    *_, path = exported(KINDS['segmentor'])
+    folded = tmp_path / 'folded.xml'
+    openvino.save_model(openvino.convert_model(path), folded)
+    with pytest.raises(ValueError, match=r'folded\.xml has lost the optional input `size` of a segmentor.*read_model'):
+        runtime.load(folded)
+    for suffix in ('.xml', '.bin'):
+        shutil.copy(converted(KINDS['segmentor']).with_suffix(suffix), tmp_path / f'model{suffix}')
+    with pytest.raises(ValueError, match=r'model\.xml is a file of OpenVINO, which onnxruntime does not read; leave'):
+        runtime.load(tmp_path / 'model.xml', runtime='onnxruntime')
+    Image.fromarray(pixels[:64, :64, ::-1]).save(tmp_path / 'a.png')
+    model, image, out = (str(tmp_path / name) for name in ('model.xml', 'a.png', 'out'))
+    command = ['predict', model, image, '--out', out]
+    assert main(command) == 0
+    assert main([*command, '--resume']) == 0
+    with (tmp_path / 'model.bin').open('ab') as weights:
+        weights.write(b'other')
+    assert main([*command, '--resume']) == 2
+    assert 'was predicted with other settings (model ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['onnxruntime', 'openvino'])
+def test_a_file_for_one_size(exported, tmp_path, monkeypatch, name):
+    """The lines of docs/files.md for TensorRT fix the height and the width."""
+    page = (ROOT / 'docs' / 'files.md').read_text()
+    lines = re.findall(r'^python -m (onnxruntime\.tools\.make_dynamic_shape_fixed .*)', page, re.M)
+    shutil.copy(exported(KINDS['boxes'])[2], tmp_path / 'model.onnx')
+    for line, named in zip(lines, ('64xany', '64x96'), strict=True):
+        words = line.replace(' 800 ', ' 64 ').replace(' 1344 ', ' 96 ').split()
+        python('-m', *words, cwd=tmp_path)
+        model = runtime.load(tmp_path / words[-1], runtime=name)
+        boxes, *_ = model.run(np.zeros((1, 3, 64, 96), np.float32))
+        assert boxes.shape[1:] == (4,)
+        with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 60x90; resize'):
+            model.run(np.zeros((1, 3, 60, 90), np.float32))
 
 
 def keys_on_the_page():

@@ -4,14 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
 from pycocotools import mask as coco_mask
 
-from swin_dense import runtime
-from swin_dense.commands._main import main
 from swin_dense.workbench.runtime.model import Model
 from swin_dense.workbench.runtime.sessions import SESSIONS
-from tests.commands.files import SEGMENTOR, write_file, write_model
+from tests.commands.files import write_file
 from tests.processes import python
 
 FACTS = {
@@ -131,21 +128,6 @@ def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
         SESSIONS[name](tmp_path / 'a.onnx', 1)
 
 
-@pytest.mark.parametrize('name', sorted(SESSIONS))
-@pytest.mark.parametrize(('sides', 'named'), [('80, 96', '80x96'), ('H, 96', 'anyx96')])
-def test_both_libraries_tell_the_size_of_a_file(tmp_path, name, sides, named):
-    graph = f"""fixed (float[1, 3, {sides}] img) => (int32[1, {sides}] labels) {{
-        largest = ArgMax <axis = 1, keepdims = 0> (img)
-        labels = Cast <to = 6> (largest)
-    }}"""
-    file = write_model(tmp_path / 'fixed.onnx', graph, {**SEGMENTOR, 'task': 'detection'})
-    model = runtime.load(file, runtime=name)
-    (labels,) = model.run(inputs(1, 3, 80, 96))
-    assert labels.shape == (1, 80, 96)
-    with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 80x90; resize'):
-        model.run(inputs(1, 3, 80, 90))
-
-
 def test_a_signal_is_received_after_two_files_of_openvino(tmp_path):
     """Each core of OpenVINO replaces the stack on which signals arrive, and the last restores that of the first."""
     pytest.importorskip('openvino')
@@ -161,40 +143,3 @@ signal.raise_signal(signal.SIGTERM)
 assert received == [signal.SIGTERM]
 """
     python('-c', code, *write_file(tmp_path / 'model.onnx'))
-
-
-@pytest.mark.parametrize('half', [False, True])
-def test_a_file_that_openvino_converted(tmp_path, monkeypatch, capsys, half):
-    """Its optional input, which the conversion makes a constant, is an input again, and it needs no framework."""
-    openvino = pytest.importorskip('openvino')
-    graph = """cut (float[1, 3, H, W] img, int64[2] size) => (int32[1, h, w] labels) {
-        largest = ArgMax <axis = 1, keepdims = 0> (img)
-        whole = Cast <to = 6> (largest)
-        labels = Slice (whole, start, size, axes)
-    }"""
-    weights = {
-        'start': np.zeros(2, np.int64),
-        'axes': np.array([1, 2]),
-        'size': np.array([20, 30]),
-    }
-    file = write_model(tmp_path / 'cut.onnx', graph, SEGMENTOR, weights)
-    openvino.save_model(openvino.convert_model(file), tmp_path / 'cut.xml', compress_to_fp16=half)
-    img = np.random.default_rng(0).random((1, 3, 40, 50), np.float32)
-    model = runtime.load(tmp_path / 'cut.xml')
-    assert model.facts == SEGMENTOR
-    for size in ((20, 30), (7, 9)):
-        expected = img[:, :, : size[0], : size[1]].argmax(1)
-        np.testing.assert_array_equal(model.run(img, size)[0], expected)
-    np.testing.assert_array_equal(model.run(img)[0], img[:, :, :20, :30].argmax(1))
-    with pytest.raises(ValueError, match=r'cut\.xml is a file of OpenVINO, which onnxruntime does not read; leave'):
-        runtime.load(tmp_path / 'cut.xml', runtime='onnxruntime')
-
-    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / 'a.png')
-    monkeypatch.setitem(sys.modules, 'mmengine', None)  # a file needs none
-    arguments = ['predict', tmp_path / 'cut.xml', tmp_path / 'a.png', '--out', tmp_path / 'out']
-    assert main([*map(str, arguments)]) == 0
-    assert main([*map(str, arguments), '--resume']) == 0
-    with (tmp_path / 'cut.bin').open('ab') as weights:
-        weights.write(b'other')
-    assert main([*map(str, arguments), '--resume']) == 2
-    assert 'was predicted with other settings (model ' in capsys.readouterr().err
