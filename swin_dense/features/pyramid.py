@@ -26,6 +26,7 @@ from swin_dense.images.reading import check_floats
 from swin_dense.images.regions import open_large_image
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
+from swin_dense.utils.names import unwrapped_module
 
 _logger = logging.getLogger(__package__)
 # Headers, without the size, of images about which this process has said what there is to say.
@@ -215,9 +216,7 @@ def bare_backbone(backbone: nn.Module) -> SwinBackbone:
 
     A compiled backbone has them all, and stays as it is.
     """
-    bare: Any = backbone
-    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
-        bare = bare.module
+    bare: Any = backbone if hasattr(backbone, 'out_strides') else unwrapped_module(backbone)
     if not hasattr(bare, 'out_strides'):
         inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
         raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')

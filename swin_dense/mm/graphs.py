@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
 from swin_dense.models.graphs import use_graphs
+from swin_dense.utils.names import unwrapped_module
 
 
 class UseGraphs(Hook):  # type: ignore[misc]
@@ -19,7 +19,7 @@ class UseGraphs(Hook):  # type: ignore[misc]
         Raises:
             ValueError: the model has no backbone.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped_module(runner.model)
         backbone = getattr(model, 'backbone', None)
         if not isinstance(backbone, nn.Module):
             raise ValueError(f'UseGraphs needs a model with a backbone, and {type(model).__name__} has none')

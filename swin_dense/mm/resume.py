@@ -7,11 +7,11 @@ from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from torch import Tensor, nn
 
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils.names import unwrapped_module
 
 
 class ResumeError(CheckpointError):
@@ -39,7 +39,7 @@ class ResumeOptimizer(Hook):
         # Several optimisers have no groups of parameters here, and sharded ones no indices.
         if not runner._resume or optimizer is None or not all(isinstance(index, int) for index in indices or [None]):
             return
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped_module(runner.model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         groups = [[names.get(id(parameter), '') for parameter in group['params']] for group in optimizer.param_groups]
         before = _saved_names(saved, model, [name for group in groups for name in group])
