@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_folder(args.out)
     folder = ResultFolder(args.out, args.resume, args.force)
-    folder.named(images)  # an error before the model is read
+    names = folder.named(images)
+    folder.left(names)  # an error before the model is read
     laps: list[dict[str, float]] = []
     failed = 0
     predictor, settings = _predictor(model, args)
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         for message in unread:
             print(f'swin-dense predict: {message}', file=sys.stderr)
         print_notes('predict', notes + predictor.notes_on(list(images)))
-        for image, name in folder.named(images, settings).items():
+        for image, name in folder.left(names, settings).items():
             if received:
                 return 128 + received[0]
             folder.clear(name)

@@ -1,7 +1,7 @@
 """Compare the backbones in float64 with a Swin that is written out from the papers, with torch alone.
 
-Nothing but the names and shapes of the parameters comes from the package: scale, order of the position bias, mask,
-padding, order of the merging and norms are written here again, token by token where that is short.
+Attention within windows is that of tests/textbook.py. Scale, order of the position bias, order of the merging and norms
+are written here again; only the names and shapes of the parameters come from the package.
 """
 
 import math
@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.ops.windows import WindowSpec
+from tests import textbook
 from tests.conftest import TINY, assert_near, randomize
 from tests.derivatives import doubles, weighted_sum
 
@@ -44,69 +46,36 @@ def offsets():
     return place[:, None] - place
 
 
-def scores_of_v1(q, k, state, name):
-    """Softmax(q k^T / sqrt(d) + B), where B is looked up by the offset in a table that is ordered row by row."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
+def bias_of_v1(state, name):
+    """Return the bias of each head, (A, T, T), looked up by the offset in a table that is ordered row by row."""
     y, x = (offsets() + WINDOW - 1).unbind(-1)
     table = state[f'{name}.relative_position_bias_table']
-    bias = table[y * (2 * WINDOW - 1) + x]
-    return scores + bias.permute(2, 0, 1)
+    return table[y * (2 * WINDOW - 1) + x].permute(2, 0, 1)
 
 
-def scores_of_v2(q, k, state, name):
-    """cos(q, k) / tau + B, where a network computes B from log-spaced offsets: 16 sigmoid(network)."""
-    cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
-    factors = state[f'{name}.logit_scale'].clamp(max=math.log(100)).exp()
+def bias_of_v2(state, name):
+    """Return the bias that a network computes from log-spaced offsets: 16 sigmoid(network)."""
     relative = 8 * offsets().double() / (WINDOW - 1)
     spaced = relative.sign() * torch.log2(1 + relative.abs()) / math.log2(8)
     hidden = linear(spaced, state, f'{name}.cpb_mlp.0').relu()
-    bias = 16 * linear(hidden, state, f'{name}.cpb_mlp.2').sigmoid()
-    return cosines * factors + bias.permute(2, 0, 1)
-
-
-def padded(x, side):
-    """Pad a map (B, H, W, C) with zeros below and at the right, to multiples of a side."""
-    _, height, width, _ = x.shape
-    below = -height % side
-    right = -width % side
-    return F.pad(x, (0, 0, 0, right, 0, below))
-
-
-def regions(height, width, shift):
-    """Number the parts of a rolled map of which attention must not mix tokens: they come from different edges."""
-    is_moved_row = torch.arange(height) >= height - shift
-    is_moved_column = torch.arange(width) >= width - shift
-    return 2 * is_moved_row[:, None].long() + is_moved_column.long()
+    return 16 * linear(hidden, state, f'{name}.cpb_mlp.2').sigmoid().permute(2, 0, 1)
 
 
 def attention(x, state, name, heads, shift, is_v2):
-    """Attend within the windows of a padded and rolled map, one window after the other."""
-    _, height, width, channels = x.shape
-    x = padded(x, WINDOW)
-    x = torch.roll(
-        x,
-        (-shift, -shift),
-        (1, 2),
-    )
+    """Attend as tests/textbook.py does; a padding token is 0 before the projection, so its bias is left."""
     qkv = linear(x, state, f'{name}.qkv')
+    bias = state.get(f'{name}.qkv.bias')
     if is_v2:
         q_bias, v_bias = state[f'{name}.q_bias'], state[f'{name}.v_bias']
-        qkv = qkv + torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
-    region = regions(*x.shape[1:3], shift)
-    out = torch.zeros_like(x)
-    for top in range(0, height, WINDOW):
-        for left in range(0, width, WINDOW):
-            rows, columns = slice(top, top + WINDOW), slice(left, left + WINDOW)
-            tokens = qkv[:, rows, columns].flatten(1, 2)
-            of_heads = tokens.unflatten(2, (3, heads, channels // heads))
-            q, k, v = of_heads.permute(2, 0, 3, 1, 4)
-            scores = (scores_of_v2 if is_v2 else scores_of_v1)(q, k, state, name)
-            of_tokens = region[rows, columns].flatten()
-            scores = scores - 100.0 * (of_tokens[:, None] != of_tokens).double()
-            attended = (scores.softmax(-1) @ v).transpose(1, 2)
-            out[:, rows, columns] = attended.reshape(-1, WINDOW, WINDOW, channels)
-    out = torch.roll(out, (shift, shift), (1, 2))
-    out = out[:, :height, :width]
+        bias = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+        q, k, v = (qkv + bias).chunk(3, -1)
+        factors = state[f'{name}.logit_scale'].clamp(max=math.log(100)).exp()[:, 0]
+        q, k = (F.normalize(part.unflatten(-1, (heads, -1)), dim=-1) for part in (q, k))
+        qkv = torch.cat([(q * factors).flatten(-2), k.flatten(-2), v], -1)
+    scale = 1.0 if is_v2 else (x.shape[3] // heads) ** -0.5
+    spec = WindowSpec(heads, (WINDOW, WINDOW), (shift, shift), scale)
+    relative = (bias_of_v2 if is_v2 else bias_of_v1)(state, name)
+    out = textbook.window_attention(qkv, relative, bias[x.shape[3] :], spec)
     return linear(out, state, f'{name}.proj')
 
 
@@ -123,7 +92,8 @@ def block(x, state, name, heads, shift, is_v2):
 
 def merge(x, state, name, is_v2):
     """Join 2x2 neighbours, with the order of mmdet's nn.Unfold: by channel, and then row by row."""
-    x = padded(x, 2)
+    height, width = x.shape[1:3]
+    x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
     four = [
         x[:, 0::2, 0::2],
         x[:, 0::2, 1::2],

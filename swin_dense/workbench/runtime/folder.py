@@ -59,21 +59,16 @@ class ResultFolder:
         busy = f'another `swin-dense predict` is writing to {self.path}; wait for it, or choose another --out'
         return exclusive_lock(self.path / LOCK, busy)
 
-    def named(self, images: Mapping[str, Path], settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Return a name for the results of each image that is to be predicted.
+    def named(self, images: Mapping[str, Path]) -> dict[str, str]:
+        """Return a name for the results of each image.
 
         An image keeps the name that the record has. Otherwise the name is the path without suffix, or with it where
         images differ only in the suffix, and with a number where they differ only in case. ``images`` maps files to
-        their path in the folder, with their suffix. ``settings``, in the types of JSON, determine the predictions:
-        model and options.
+        their path in the folder, with their suffix.
 
         Raises:
             ValueError: several images have the same path in the folder.
-            FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
-                result of this command, or is that of another image, or was predicted with other settings; or what has
-                the name of a result is no regular file.
         """
-        self._settings = settings
         self._entries = self._recorded()
         recorded = {entry.image: name for name, entry in self._entries.items()}
         known = {}
@@ -103,11 +98,21 @@ class ResultFolder:
             numbered = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
             names[image] = next(one for one in numbered if one.casefold() not in taken)
             taken.add(names[image].casefold())
-        left = {}
-        for image, name in names.items():
-            if not self._is_done(real_path(image), name):
-                left[image] = name
-        return left
+        return names
+
+    def left(self, names: Mapping[str, str], settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Return those of the :meth:`named` images that are to be predicted, with their names.
+
+        ``settings``, in the types of JSON, determine the predictions: model and options.
+
+        Raises:
+            FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
+                result of this command, or is that of another image, or was predicted with other settings; or what has
+                the name of a result is no regular file.
+        """
+        self._settings = settings
+        self._entries = self._recorded()  # another process may have written meanwhile
+        return {image: name for image, name in names.items() if not self._is_done(real_path(image), name)}
 
     def _is_done(self, image: str, name: str) -> bool:
         """Return whether an image needs no prediction; raise FileExistsError if it would replace another file."""
