@@ -18,6 +18,7 @@ from alone import OURS_EAGER  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
 from measurements import Measurement, pivot, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
+from photographs_table import chinese_trained_line, photographs_table, trained_line  # noqa: E402
 
 from swin_dense.workbench.recipes.zoo import FOLDERS, read_zoo  # noqa: E402
 
@@ -137,61 +138,26 @@ def gpu_attention_table(found: Sequence[Measurement]) -> str:
 
 def speed_line(found: Sequence[Measurement]) -> str:
     """Return the lines of the README on speed: GPUs, then CPUs."""
-    device, inference, training = _gpu_ratios(found, 'wall_ms')
-    _, inference_on_device, training_on_device = _gpu_ratios(found, 'device_ms')
-    eager, graphed = _graphed_step(found)
-    least, most = _range_of_mmdet(found)
-    return (
-        f'**On a GPU** ({device}, 2 images of 800 x 1344, bfloat16 by autocast), our Swin-T is {inference} times as '
-        f'fast as those of timm, torchvision and mmdet in a forward pass, and {training} times as fast in a training '
-        f'step. The host is the limit there: the kernels alone are {inference_on_device} and {training_on_device} '
-        f'times as fast. A CUDA graph removes that limit: a training step then takes {graphed} ms instead of {eager}. '
-        f"**On CPUs**, it is {least} to {most} times as fast as mmdet's. "
-        '[All measurements](docs/speed.md) and [what to set on a GPU](docs/on-a-gpu.md).\n'
-    )
+    return SPEED_LINE.format(**_speed_facts(found)).replace('~', ' to ')
 
 
 def chinese_speed_line(found: Sequence[Measurement]) -> str:
     """Return the lines of the Chinese README on speed."""
-    ratios = [*_gpu_ratios(found, 'wall_ms'), *_gpu_ratios(found, 'device_ms')]
-    device, inference, training, _, inference_on_device, training_on_device = [
-        ratio.replace(' to ', ' 至 ') for ratio in ratios
-    ]
-    eager, graphed = _graphed_step(found)
-    least, most = _range_of_mmdet(found)
-    return (
-        f'**GPU**（{device}，2 张 800 x 1344 图像，autocast bfloat16）：'
-        '本实现的 Swin-T 与 timm、torchvision、mmdet 相比，'
-        f'推理速度是它们的 {inference} 倍，训练一步是 {training} 倍。'
-        f'此时瓶颈在主机：仅就内核而言，分别是 {inference_on_device} 倍和 {training_on_device} 倍。'
-        f'使用 CUDA graph 可消除这一瓶颈：训练一步从 {eager} ms 降至 {graphed} ms。'
-        f'**CPU**：速度是 mmdet 的 {least} 至 {most} 倍。'
-        '[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)。\n'
-    )
+    return CHINESE_SPEED_LINE.format(**_speed_facts(found)).replace('~', ' 至 ')
 
 
-def _gpu_ratios(found: Sequence[Measurement], quantity: str) -> tuple[str, str, str]:
-    """Return the GPU, and the ranges of other libraries' times in inference and training, relative to ours.
-
-    Times are compared within a session, because the hosts of two machines differ.
-    """
-    ranges = []
-    for what in ('inference', 'training step'):
-        ratios = []
-        newest = [one for one in _newest(found, what, 'eager') if one.quantity == quantity]
-        for source in dict.fromkeys(one.source for one in newest):
-            times = {one.model: one.value for one in newest if one.source == source}
-            ratios += [times[name] / times['auto'] for name in GPU_PEERS if name in times]
-        ranges.append(f'{min(ratios):.2f} to {max(ratios):.2f}')
-    return newest[0].machine, *ranges
-
-
-def _graphed_step(found: Sequence[Measurement]) -> tuple[str, str]:
-    """Return the milliseconds of a training step in eager mode, and as a graph by make_graphed_callables."""
-    largest = _newest(found, 'training step', 'eager')[0].size
-    steps = _newest(found, 'training step', 'use_graphs')
-    times = {one.model: f'{one.value:.1f}' for one in steps if one.size == largest and one.quantity == 'wall_ms'}
-    return times['eager'], times['make_graphed_callables']
+def _speed_facts(found: Sequence[Measurement]) -> dict[str, str]:
+    """Return the measurements in the lines on speed; '~' separates the ends of a range."""
+    facts = {'cpu': '~'.join(_range_of_mmdet(found))}
+    for kind, what in (('forward', 'inference'), ('step', 'training step')):
+        newest = [one for one in _newest(found, what, 'eager') if one.quantity == 'wall_ms']
+        times = {one.model: one.value for one in newest}
+        peers = [times[name] for name in GPU_PEERS]
+        facts[kind], facts[f'{kind}_without'] = f'{times["auto"]:.1f}', f'{times["sdpa"]:.1f}'
+        facts[f'{kind}_peers'] = f'{min(peers):.1f}~{max(peers):.1f}'
+    steps = _newest(found, 'inference', 'use_graphs')
+    again = [one.value for one in steps if (one.model, one.quantity, one.size) == ('eager', 'wall_ms', newest[0].size)]
+    return facts | {'device': newest[0].machine, 'release': newest[0].release, 'again': _span(again)}
 
 
 def _range_of_mmdet(found: Iterable[Measurement]) -> tuple[str, str]:
@@ -278,7 +244,7 @@ def _machines_line(rows: Sequence[Measurement]) -> str:
 def originals_table() -> str:
     """Return the README's table of benchmarks/originals.py: what you do, and what the original and we give."""
     cells = [
-        (row['user'], f'[{row["package"]}]({_thread(row)}): {_words(row, SHORT)}', row['ours']['gave'])
+        (row['user'], f'{row["package"]} ({_link(row)}): {_words(row, SHORT)}', row['ours']['gave'])
         for row in _failures().values()
     ]
     return _table(['what you do', 'the original', 'here'], cells)
@@ -289,7 +255,7 @@ def chinese_originals_table() -> str:
     cells = []
     for name, row in _failures().items():
         user, wrong, ours = CHINESE_ROWS[name]
-        cells.append((user, f'[{row["package"]}]({_thread(row)})：{wrong or _words(row, SHORT)}', ours))
+        cells.append((user, f'{row["package"]}（{_link(row)}）：{wrong or _words(row, SHORT)}', ours))
     return _table(['你的操作', '原实现', '本项目'], cells)
 
 
@@ -298,9 +264,7 @@ def originals_in_full() -> str:
     cells = []
     for name, row in _failures().items():
         packages = ', '.join(f'{package} {version}' for package, version in row['original']['versions'].items())
-        repository, _, number = row['thread'].partition('#')
-        thread = f'[{repository.partition("/")[2]} {number}]({_thread(row)})'
-        cells.append((f'`{name}`', row['user'], packages, thread, _words(row), row['ours']['gave']))
+        cells.append((f'`{name}`', row['user'], packages, _link(row), _words(row), row['ours']['gave']))
     return _table(['row', 'you', 'packages', 'thread', 'the original', 'here'], cells)
 
 
@@ -317,9 +281,10 @@ def _failures() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _thread(row: dict[str, Any]) -> str:
+def _link(row: dict[str, Any]) -> str:
+    """Return a link to the thread of a row, with the name of its repository."""
     repository, _, number = row['thread'].partition('#')
-    return f'https://github.com/{repository}/issues/{number}'
+    return f'[{repository.partition("/")[2]} {number}](https://github.com/{repository}/issues/{number})'
 
 
 def _words(row: dict[str, Any], longest: int = 1000) -> str:
@@ -334,12 +299,12 @@ def _words(row: dict[str, Any], longest: int = 1000) -> str:
 
 def models_table(found: Sequence[Measurement]) -> str:
     """Return the table of models: accuracy as its authors published it, counted cost, and times of one image."""
-    return _table(MODEL_TITLES, _model_rows(found))
+    return _table([*MODEL_TITLES], _model_rows(found))
 
 
 def chinese_models_table(found: Sequence[Measurement]) -> str:
     """Return the same table with Chinese titles."""
-    return _table(CHINESE_MODEL_TITLES, _model_rows(found))
+    return _table([*MODEL_TITLES.values()], _model_rows(found))
 
 
 def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
@@ -350,7 +315,7 @@ def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
     gpu_times = {'swin_t': _span(one.value for one in on_gpu if one.quantity == 'wall_ms')}
     zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
     rows = []
-    for name, (top_1, *recipe_names) in MODELS.items():
+    for name, (top_1, measured, *recipe_names) in MODELS.items():
         accuracies = []
         for recipe_name in recipe_names:
             if recipe_name is None:
@@ -360,57 +325,72 @@ def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
             metrics = [recipe.metrics[metric] for metric in ('box AP', 'mask AP', 'mIoU') if metric in recipe.metrics]
             head = recipe.model['In Collection']
             accuracies.append(f'{" / ".join(map(str, metrics))}, [{head}](configs/{folder}/README.md)')
-        parameters, flops, ms = (on_cpu[name, quantity].value for quantity in ('parameters', 'flops', 'ms'))
-        costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}']
-        rows.append([f'`{name}`', str(top_1), *accuracies, *costs, gpu_times.get(name, '')])
+        costs = ['', '', '', '']
+        if measured is not None:
+            parameters, flops, ms = (on_cpu[measured, quantity].value for quantity in ('parameters', 'flops', 'ms'))
+            costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}', gpu_times.get(measured, '')]
+        pretraining = 'ImageNet-22K' if 'in22k' in name else 'ImageNet-1K'
+        rows.append([f'`{name}`', pretraining, str(top_1), *accuracies, *costs])
     return rows
 
 
-# Top-1 accuracy on ImageNet-1K from the authors' list (MODELHUB.md of github.com/microsoft/Swin-Transformer), at
-# 224 pixels (V2: 256); T, S and V2's T, S and B trained on ImageNet-1K, the others on ImageNet-22K first. Then recipes
-# for COCO and ADE20K; None where no recipe has a published figure.
-_CASCADE = 'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'
-MODELS: dict[str, tuple[float, str | None, str | None]] = {
-    'swin_t': (
+# Published weights -> top-1 accuracy on ImageNet-1K from the authors' list (MODELHUB.md of
+# github.com/microsoft/Swin-Transformer), the row of benchmarks/models.py with these windows, if any, and recipes for
+# COCO and ADE20K that start from the same pretraining; None where none has a published figure.
+MODELS: dict[str, tuple[float, str | None, str | None, str | None]] = {
+    'swin_t.in1k': (
         81.2,
+        'swin_t',
         'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco',
         'swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
     ),
-    'swin_s': (
+    'swin_s.in1k': (
         83.2,
+        'swin_s',
         'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco',
         'swin-small-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
     ),
-    'swin_b': (85.2, _CASCADE, 'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640'),
-    'swin_l': (
+    'swin_b.in1k': (
+        83.5,
+        'swin_b',
+        'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco',
+        'swin-base-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
+    ),
+    'swin_b.in22k_in1k': (
+        85.2,
+        'swin_b',
+        None,
+        'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640',
+    ),
+    'swin_l.in22k_in1k': (
         86.3,
-        'dino-5scale_swin-l_8xb2-36e_coco',
+        'swin_l',
+        None,
         'swin-large-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640',
     ),
-    'swinv2_t': (82.8, None, 'swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512'),
-    'swinv2_s': (84.1, None, None),
-    'swinv2_b': (84.6, None, None),
-    'swinv2_l': (86.9, None, None),
+    'swin_l.in22k_in1k_384': (
+        87.3,
+        None,
+        'dino-5scale_swin-l_8xb2-36e_coco',
+        'swin-large-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512',
+    ),
+    'swinv2_t.in1k_w16': (82.8, 'swinv2_t', None, None),
+    'swinv2_s.in1k_w16': (84.1, 'swinv2_s', None, None),
+    'swinv2_b.in1k_w16': (84.6, 'swinv2_b', None, None),
+    'swinv2_l.in22k_in1k_w16': (86.9, 'swinv2_l', None, None),
 }
-MODEL_TITLES = (
-    'model',
-    'ImageNet-1K top-1',
-    'COCO, box / mask AP',
-    'ADE20K, mIoU',
-    'parameters',
-    'FLOPs',
-    'CPU, ms',
-    'GPU, ms',
-)
-CHINESE_MODEL_TITLES = (
-    '模型',
-    'ImageNet-1K top-1',
-    'COCO，box / mask AP',
-    'ADE20K，mIoU',
-    '参数量',
-    'FLOPs',
-    'CPU，ms',
-)
+# The titles of the table of models, in English and in Chinese.
+MODEL_TITLES = {
+    'weights': '权重',
+    'pretraining': '预训练',
+    'ImageNet-1K top-1': 'ImageNet-1K top-1',
+    'COCO, box / mask AP': 'COCO，box / mask AP',
+    'ADE20K, mIoU': 'ADE20K，mIoU',
+    'parameters': '参数量',
+    'FLOPs': 'FLOPs',
+    'CPU, ms': 'CPU，ms',
+    'GPU, ms': 'GPU，ms',
+}
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 GPU_PEERS = ('timm', 'torchvision', 'mmdet')
 GPU_MODELS = {
@@ -439,21 +419,40 @@ GPU_WAYS_OF_TRAINING = {
     '`use_graphs` of 0.5.0, autocast': ('use_graphs', 'use_graphs'),
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+SPEED_LINE = (
+    '**On a GPU** ({device}, release {release}, Swin-T alone, 2 images of 800 x 1344, bfloat16 by autocast), a forward '
+    'pass takes {forward} ms, and {again} ms later in the same session; those of timm, torchvision and mmdet take '
+    '{forward_peers} ms. A training step, which is a forward and a backward pass, takes {step} ms, and theirs '
+    '{step_peers} ms. Wall time is limited by Python on the host; the chart also shows GPU time alone and CUDA graphs. '
+    '**This needs our kernels**: compute capability 8.0 or later, and a C compiler. Without them, ours takes '
+    '{forward_without} and {step_without} ms. **On CPUs**, mmdet takes {cpu} times as long as ours. '
+    '[All measurements](docs/speed.md) and [what to set on a GPU](docs/on-a-gpu.md).\n'
+)
+CHINESE_SPEED_LINE = (
+    '**GPU**（{device}，release {release}，仅 Swin-T，2 张 800 x 1344 图像，autocast bfloat16）：'
+    '前向计算需 {forward} ms，同一次测量的后段为 {again} ms；timm、torchvision、mmdet 需 {forward_peers} ms。'
+    '单步训练（一次前向与一次反向）需 {step} ms，其余需 {step_peers} ms。'
+    '实际耗时受主机上的 Python 限制；图中另有仅计 GPU 的时间与 CUDA graph。'
+    '**以上需要本项目的 kernel**：compute capability 8.0 及以上和 C 编译器。'
+    '没有 kernel 时，本实现分别需 {forward_without} ms 和 {step_without} ms。'
+    '**CPU**：mmdet 的耗时是本实现的 {cpu} 倍。'
+    '[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)。\n'
+)
 SHORT = 75  # characters of an error in the README
 # Rows of benchmarks/originals.py in Chinese: what you do, what goes wrong without an error, and what we give.
 CHINESE_ROWS = {
-    'frozen_stages': ('冻结部分阶段，并在多块 GPU 上训练（DDP）', '', '正常训练'),
-    'bfloat16': ('以 bfloat16 或 float16 计算', '', '4 张 bfloat16 特征图'),
+    'frozen_stages': ('冻结部分阶段，并用 DDP 训练，不设 `find_unused_parameters=True`', '', '正常训练'),
+    'bfloat16': ('将整个模型转换为 bfloat16', '', '4 张 bfloat16 特征图'),
     'authors_weights': ('从作者发布的 ImageNet 权重开始训练，不经转换', '一个权重也没有加载，且没有警告', '全部加载'),
     'other_window': ('将窗口 7 的权重加载到窗口 12', '', '调整位置表的大小'),
     'absolute_positions': ('在另一图像尺寸上使用绝对位置编码', '', '调整其大小'),
-    'onnx_batch': ('导出为 ONNX，并对两张图像运行', '数值错误', '与 PyTorch 数值相同'),
+    'onnx_batch': ('导出为 ONNX，并对两张图像运行', '数值错误，偏差达最大值的 10 %', '与 PyTorch 数值相同'),
     'onnx_size': ('导出为 ONNX，并以另一尺寸运行', '', '与 PyTorch 数值相同'),
     'resume': ('在 torch 2.6 及以后版本上恢复训练', '', '继续训练'),
-    'opposite_edges': ('在 480 x 640 上提取特征', '右边缘改变左边缘的特征', '左边缘不变'),
-    'any_size': ('输入事先未设定尺寸的图像', '', '4 张特征图'),
+    'opposite_edges': ('在 480 x 640 上提取特征', '右边缘的像素泄漏到左边缘', '没有泄漏'),
+    'any_size': ('输入任意尺寸的图像，例如 97 x 133', '', '4 张特征图'),
     'absolute_positions_of_v2': ('在 Swin V2 中使用绝对位置编码', '', '正常相加'),
-    'float16_of_v2': ('在 224 x 224 上以 float16 计算 Swin V2', '输出含 NaN', '数值有限'),
+    'float16_of_v2': ('在 224 x 224 上以 float16 计算 Swin V2', '输出含 NaN', '全部为有限值'),
 }
 PAGES = (
     'README.md',
@@ -463,6 +462,7 @@ PAGES = (
     'docs/decisions/README.md',
     'docs/llms.txt',
     'docs/on-a-gpu.md',
+    'docs/on-photographs.md',
     'docs/speed.md',
 )
 
@@ -488,6 +488,9 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'gpu memory': (GPU_REPORTS, gpu_memory_table),
     'gpu inference': (GPU_REPORTS, gpu_inference_table),
     'gpu training': (GPU_REPORTS, gpu_training_table),
+    'photographs': ([], photographs_table),
+    'trained on photographs': ([], trained_line),
+    'trained on photographs in Chinese': ([], chinese_trained_line),
     'originals': ([], originals_table),
     'originals in Chinese': ([], chinese_originals_table),
     'originals in full': ([], originals_in_full),

@@ -243,7 +243,12 @@ _Columns = dict[str, Callable[[Recipe], str]]
 
 def _columns(recipes: list[Recipe]) -> _Columns:
     def metric(name: str) -> Callable[[Recipe], str]:
-        return lambda recipe: str(recipe.metrics.get(name, '' if recipe.metrics else 'none published'))
+        def cell(recipe: Recipe) -> str:
+            value = str(recipe.metrics.get(name, '' if recipe.metrics else 'none published'))
+            is_of_another = 'Note' in recipe.model and recipe.metadata['Recipe'] == 'swin_dense'
+            return f'{value} with another config' if name in recipe.metrics and is_of_another else value
+
+        return cell
 
     return {
         **_TRAINING,
@@ -256,6 +261,7 @@ def _columns(recipes: list[Recipe]) -> _Columns:
 
 def _framework_columns() -> _Columns:
     return {
+        'Name': _TRAINING['Name'],
         'Model': lambda recipe: recipe.model['In Collection'],
         'Task': lambda recipe: recipe.metadata['Task'],
         'Data': lambda recipe: recipe.metadata['Training Data'],
@@ -276,6 +282,7 @@ def _files(recipe: Recipe) -> str:
 
 
 _TRAINING: _Columns = {
+    'Name': lambda recipe: f'`{recipe.config.stem}`',
     'Backbone': lambda recipe: recipe.backbone,
     'Window': lambda recipe: str(recipe.metadata['Window']),
     'Pretraining': lambda recipe: recipe.metadata['Pretraining'],

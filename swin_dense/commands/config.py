@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='train for N epochs, with schedules, warm-up and the interval of validation scaled (a recipe for COCO)',
     )
     parser.add_argument('--iters', type=int, metavar='N', help='the same in iterations (a recipe for ADE20K)')
+    parser.add_argument(
+        '--image-size',
+        type=int,
+        metavar='N',
+        help='longer side of test images in pixels; all other sizes of images and crops are scaled alike',
+    )
     add_check_images(parser)
     add_settings(parser)
 

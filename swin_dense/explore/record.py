@@ -144,7 +144,7 @@ def _name(backbone: SwinBackbone) -> str:
     letter = published_letter(vars(backbone.arch))
     if letter is not None:
         return f'{family}-{letter.upper()}'
-    return f'{family} ({backbone.arch.embed_dims}; {"-".join(map(str, backbone.arch.depths))})'
+    return f'{family} ({backbone.arch.embed_dims} channels; {", ".join(map(str, backbone.arch.depths))} blocks)'
 
 
 def _as_bytes(colours: np.ndarray) -> np.ndarray:

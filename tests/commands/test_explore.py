@@ -33,7 +33,7 @@ def written():
 
 def test_a_page(place, capsys):
     assert explore('--out', 'page.html') == 0
-    assert 'page.html: Swin (16; 2-2-2-2) on 60 x 90 pixels' in capsys.readouterr().out
+    assert 'page.html: Swin (16 channels; 2, 2, 2, 2 blocks) on 60 x 90 pixels' in capsys.readouterr().out
     facts = written()
     assert (facts['name'], facts['isRandom'], facts['lang'], facts['size']) == ('a photo.png', False, 'en', [60, 90])
     assert explore('--out', 'page.html', '--force', '--lang', 'zh', '--max-side', '45') == 0

@@ -99,6 +99,9 @@ def test_without_a_network_the_message_says_where_to_put_the_file(publish, folde
     assert 'give its path, or copy it to' in told
     assert str(folder / 'cache') in re.search(r'or copy it to (\S+/weights\.pth)$', told, re.M)[1]
     assert not (folder / 'predictions').exists()
+    for place in ('annotations', 'val2017'):
+        (folder / 'data' / 'coco' / place).mkdir(parents=True)
+    (folder / 'data' / 'coco' / 'annotations' / 'instances_val2017.json').touch()
     assert main(['test', *words]) == 2
     assert 'http://127.0.0.1:1/weights.pth cannot be fetched' in capsys.readouterr().err
 
@@ -128,6 +131,9 @@ def test_figures_agree_within_the_decimals_that_were_published():
         'box AP: 42.7 measured, 42.7 published: agrees',
         'mask AP: 39.5 measured, 39.3 published: 0.2 higher',
     ]
+    assert lines[-1] == (
+        f'| `{RECIPE}` | 42.7 box AP, 39.3 mask AP | 42.7 box AP, 39.5 mask AP | YOUR NAME | LINK TO THE LOG |'
+    )
     assert beside_published(recipe, {'coco/bbox_mAP': 0.5}, tta=True) == []
     recipe = find_recipe(recipe_root(), UPERNET)
     one, *_ = beside_published(recipe, {'mIoU': 44.51})
@@ -135,6 +141,15 @@ def test_figures_agree_within_the_decimals_that_were_published():
     one, *_ = beside_published(recipe, {'mIoU': 45.79}, tta=True)
     assert one == 'mIoU(ms+flip): 45.79 measured, 45.79 published: agrees'
     assert find_recipe(recipe_root(), 'mine') is None
+
+
+def test_data_that_are_not_there_are_an_error_before_any_weights_are_fetched(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('swin_dense.commands.test.checkpoint_file', lambda place: pytest.fail(f'{place} is fetched'))
+    monkeypatch.chdir(tmp_path)
+    assert main(['test', RECIPE, '--data-root', 'no/such']) == 2
+    error = capsys.readouterr().err
+    assert 'there is no no/such/annotations/instances_val2017.json, no no/such/val2017' in error
+    assert '--data-root is no/such' in error
 
 
 def test_a_config_file_has_no_published_weights(tmp_path, capsys):

@@ -19,6 +19,8 @@ from tests.examples import load_example
 PHOTOGRAPH = photograph(150, 212)
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
 
+BACKGROUND = 'getComputedStyle(document.body).backgroundColor'
+
 pytestmark = pytest.mark.slow
 
 
@@ -107,6 +109,11 @@ def chosen(page, name):
     return page.locator(f'input[name={name}]:checked').get_attribute('value')
 
 
+def show_attention(page):
+    page.check('input[value=attention]')
+    wait_until(lambda: text(page, '#verdict'))
+
+
 def attention_of(page, stage, block, cell, shape):
     """Return the weights that the page computes for a cell, (A, H, W), and those of padding, (A,)."""
     computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *cell])
@@ -162,8 +169,7 @@ def test_the_view_of_windows(opened):
 
 def test_the_view_of_attention(opened):
     page = opened()
-    page.check('input[value=attention]')
-    wait_until(lambda: text(page, '#verdict'))
+    show_attention(page)
     for stage, count in enumerate(TINY['num_heads']):
         choose(page, 'stages', stage)
         choose(page, 'blocks', 1)
@@ -185,7 +191,7 @@ def test_the_view_of_receptive_fields_and_costs(opened):
     wait_for_frames(page)
     assert steps.nth(5).get_attribute('aria-pressed') == 'true'
     assert chosen(page, 'stages') == '2'
-    assert '40,124,743,680' in text(page, '#saved')
+    assert text(page, '#saved').startswith('40.1 billion saved')
     page.select_option('#preset', '1')
     own = text(page, '#size-label')
     assert 'this photograph' in own
@@ -216,6 +222,63 @@ def test_pointer(opened):
     assert all(one != other for one, other in zip(before, after, strict=True))
 
 
+def test_a_fixed_token_is_released_where_the_page_says(opened):
+    page = opened()
+    photo = page.locator('#photo')
+    for release in (lambda: page.click('#pin'), lambda: page.keyboard.press('Escape')):
+        photo.click(position={'x': 40, 'y': 40})
+        held = text(page, '#where')
+        photo.hover(position={'x': 300, 'y': 200})
+        assert text(page, '#where') == held
+        release()
+        assert not page.locator('#pin').is_visible()
+        photo.hover(position={'x': 310, 'y': 200})
+        assert text(page, '#where') != held
+        page.mouse.move(0, 0)
+
+
+def test_uniform_attention_is_called_so(browser, tmp_path):
+    """Without a difference between keys, no term decides: weights of 0 make all scores equal."""
+    backbone = tiny()
+    for name, parameter in backbone.named_parameters():
+        if 'qkv' in name or 'relative_position' in name:
+            torch.nn.init.zeros_(parameter)
+    path = tmp_path / 'page.html'
+    path.write_text(make_page(make_record(backbone, PHOTOGRAPH), 'photo', False).text, encoding='utf-8')
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    show_attention(page)
+    choose(page, 'blocks', 0)
+    assert text(page, '#verdict') == (
+        'The attention is nearly uniform: the largest weight is 2%, and equal weights would be 2%.'
+    )
+    assert text(page, '#heat-high') == 'weight 2%'
+    page.close()
+
+
+def test_colours_mean_the_same_in_both_schemes(opened):
+    page = opened()
+    show_attention(page)
+    light = [look(page, name) for name in ('#scale', '#heat')]
+    background = page.evaluate(BACKGROUND)
+    page.click('#theme')
+    assert [look(page, name) for name in ('#scale', '#heat')] == light
+    assert page.evaluate(BACKGROUND) != background
+
+
+def test_a_phone_shows_the_photograph_beside_what_a_tap_changes(opened):
+    page = opened(360, has_touch=True)
+    show_attention(page)
+    page.locator('#weights').scroll_into_view_if_needed()
+    page.locator('#weights').evaluate("(node) => node.scrollIntoView({block: 'end'})")
+    shown = page.locator('#photo').bounding_box()
+    assert shown['y'] >= 0
+    assert shown['y'] + shown['height'] <= page.locator('#weights').bounding_box()['y']
+    before = text(page, '#where')
+    page.locator('#photo').tap(position={'x': 20, 'y': 20})
+    assert text(page, '#where') != before
+
+
 def test_keyboard(opened):
     page = opened()
     page.check('input[value=attention]')
@@ -235,9 +298,6 @@ def test_keyboard(opened):
         page.keyboard.press('Tab')
         seen.add(page.evaluate('document.activeElement.id || document.activeElement.name'))
     assert {'heads', 'preset', 'size', 'language', 'theme', 'views', 'stages', 'blocks', 'photo'} <= seen
-
-
-BACKGROUND = 'getComputedStyle(document.body).backgroundColor'
 
 
 def test_languages_themes_and_reduced_motion(opened):

@@ -17,7 +17,7 @@ from update_readme import PAGES, TABLES, with_tables
 
 README = (ROOT / 'README.md').read_text()
 CHINESE = (ROOT / 'README_zh-CN.md').read_text().replace('<!-- speed in a Chinese line -->', '<!-- speed in a line -->')
-for table in ('originals', 'models'):
+for table in ('originals', 'models', 'trained on photographs'):
     CHINESE = CHINESE.replace(f'<!-- {table} in Chinese -->', f'<!-- {table} -->')
 
 

@@ -1,15 +1,9 @@
 // Drawing on a canvas: colours, hatching, windows, cells.
 
 const REGION_COLOURS = ['', '#2a9d8f', '#e9c46a', '#e76f51', '#8e7dbe', '#4a90d9', '#f4a1b5', '#7fb069', '#c2572b'];
-const HEAT = {
-  light: ['#faf6ef', '#fbd79b', '#f08b3e', '#c23b22', '#5a1230'],
-  dark: ['#202228', '#5c2340', '#b73a32', '#f2904a', '#ffe8ad'],
-};
-// Below and above the mean.
-const TWO_SIDED = {
-  light: ['#1d5f8a', '#8fbcd6', '#f3f1ec', '#eda883', '#a8371b'],
-  dark: ['#7cc4ee', '#2e6488', '#26282d', '#8f452c', '#ffa478'],
-};
+// A colour means the same number in the light and in the dark scheme.
+const HEAT = ['#faf6ef', '#fbd79b', '#f08b3e', '#c23b22', '#5a1230'];
+const TWO_SIDED = ['#1d5f8a', '#8fbcd6', '#f3f1ec', '#eda883', '#a8371b']; // below and above the mean
 const TOKEN_COLOUR = '#00e5ff';
 
 function isDark() {
@@ -29,12 +23,13 @@ function ramp(colours, share) {
   return `rgb(${mixed.join(' ')})`;
 }
 
-const heatColour = (share) => ramp(HEAT[isDark() ? 'dark' : 'light'], share);
-const signedColour = (share) => ramp(TWO_SIDED[isDark() ? 'dark' : 'light'], (share + 1) / 2);
+const heatColour = (share) => ramp(HEAT, share);
+const signedColour = (share) => ramp(TWO_SIDED, (share + 1) / 2);
 
 /** Match a canvas's resolution to the screen, and return a drawing context in units of (height, width). */
 function prepare(canvas, [height, width]) {
   canvas.style.aspectRatio = `${width} / ${height}`;
+  canvas.style.setProperty('--ratio', width / height);
   const shown = Math.max(canvas.clientWidth, 1);
   const ratio = Math.min(window.devicePixelRatio || 1, 2);
   const scale = (shown * ratio) / width;

@@ -7,6 +7,7 @@ const photo = new Image();
 const levelPictures = facts.levels.map(() => new Image());
 const calm = matchMedia('(prefers-reduced-motion: reduce)');
 const VIEWS = ['windows', 'attention', 'reach'];
+const NEARLY_UNIFORM = 1.5; // the largest weight, relative to equal weights, below which no term decides
 
 const state = {
   lang: facts.lang,
@@ -28,8 +29,10 @@ function say(key, values = {}) {
   return facts.labels[state.lang][key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
-const whole = (number) => new Intl.NumberFormat(state.lang).format(number);
 const decimal = (number) => new Intl.NumberFormat(state.lang, { minimumFractionDigits: 2, maximumFractionDigits: 2 }).format(number);
+
+const short = (number) =>
+  new Intl.NumberFormat(state.lang, { notation: 'compact', compactDisplay: 'long', maximumSignificantDigits: 3 }).format(number);
 
 function percent(share) {
   const digits = share > 0 && share < 0.1 ? 1 : 0;
@@ -52,6 +55,9 @@ function sayAll() {
   fillLegend();
   fillPresets();
 }
+
+const precise = (share) =>
+  new Intl.NumberFormat(state.lang, { style: 'percent', maximumSignificantDigits: 2 }).format(share);
 
 const sides = ([height, width]) => `${height} × ${width}`;
 
@@ -159,6 +165,9 @@ function showAttention() {
   drawScale(element('scale'), (share) => signedColour(2 * share - 1));
   element('scale-low').textContent = say('scaleLow', { value: decimal(largest) });
   element('scale-high').textContent = say('scaleHigh', { value: decimal(largest) });
+  drawScale(element('heat'), heatColour);
+  element('heat-low').textContent = say('heatLow');
+  element('heat-high').textContent = say('heatHigh', { value: precise(most) });
   sayAttention(stage, looks, chosen);
   showHeads(stage, block, looks);
 }
@@ -171,9 +180,12 @@ function sayAttention(stage, looks, chosen) {
   })));
   const ratio = spreads.content / Math.max(spreads.position, 1e-9);
   const winner = ratio > 1.25 ? 'verdictContent' : ratio < 0.8 ? 'verdictPosition' : 'verdictEven';
-  element('verdict').textContent = say(winner);
-
   const strongest = chosen.weights.indexOf(Math.max(...chosen.weights));
+  const equal = 1 / looks.isSeen.filter(Boolean).length;
+  const isUniform = chosen.weights[strongest] < NEARLY_UNIFORM * equal;
+  const weights = { largest: precise(chosen.weights[strongest]), equal: precise(equal) };
+  element('verdict').textContent = say(isUniform ? 'verdictUniform' : winner, weights);
+
   const { row, column, isPadding } = looks.slots[strongest];
   const share = percent(chosen.weights[strongest]);
   const onPadding = chosen.weights.reduce((sum, weight, at) => sum + (looks.slots[at].isPadding ? weight : 0), 0);
@@ -242,10 +254,10 @@ function showCost() {
   element('size-label').textContent = say(isOwn ? 'sizeOwn' : 'sizeLabel', { height, width });
   const window = sides(series.window);
   fillBars(element('costs'), [
-    { name: 'global', label: say('global'), share: 1, number: whole(global) },
-    { name: 'windows', label: say('windowed', { window }), share: windowed / global, number: whole(windowed) },
+    { name: 'global', label: say('global'), share: 1, number: short(global) },
+    { name: 'windows', label: say('windowed', { window }), share: windowed / global, number: short(windowed) },
   ]);
-  const values = { saved: whole(global - windowed), share: percent(windowed / global) };
+  const values = { saved: short(global - windowed), share: percent(windowed / global) };
   element('saved').textContent = say(global > windowed ? 'saved' : 'savedNone', values);
 }
 
@@ -455,7 +467,17 @@ function roll() {
   rolling = requestAnimationFrame(step);
 }
 
+/** Let the token follow the pointer again. */
+function release() {
+  state.isHeld = false;
+  show();
+}
+
 function listen() {
+  element('pin').addEventListener('click', release);
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape' && state.isHeld) release();
+  });
   followPointer(element('photo'), placeOnPhoto);
   element('photo').addEventListener('keydown', followKeys);
   element('play').addEventListener('click', roll);

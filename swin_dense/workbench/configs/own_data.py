@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_dense.images.listing import IMAGE_SUFFIXES
+from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.beside import share_of, split_annotations, split_names, write_beside, write_copies
@@ -27,6 +28,7 @@ from swin_dense.workbench.configs.experiment import (
     is_panoptic,
     mapped_values,
 )
+from swin_dense.workbench.configs.image_size import set_image_size
 from swin_dense.workbench.configs.images import endings_in, hint_on_name
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
@@ -63,6 +65,7 @@ class OwnDataOptions:
     ignore: str | None = None
     epochs: int | None = None
     iters: int | None = None
+    image_size: int | None = None
     set: Sequence[str] = ()
     out: Path | None = None
     force: bool = False
@@ -120,6 +123,9 @@ def adapt(experiment: Experiment, options: OwnDataOptions, stack: contextlib.Exi
             dataset.entry.pop('seg_map_suffix', None)
     if options.sets_length:
         set_length(experiment, options.epochs, options.iters)
+    if options.image_size is not None:
+        checks.integer('--image-size', options.image_size)
+        notes.append(set_image_size(experiment, options.image_size))
     merge_settings(experiment.config, options.set, only_read=True)
     experiment.read()
     framework_of(experiment.config)

@@ -117,8 +117,11 @@ def find_recipe(root: Path, name: str) -> Recipe | None:
     return None
 
 
+REPRODUCED = 'a row for the table "Reproduced by" of docs/on-photographs.md; open an issue with it:'
+
+
 def beside_published(recipe: Recipe, measured: dict[str, float], tta: bool = False) -> list[str]:
-    """Return a line for each published figure of a recipe that was measured too, and one on their source.
+    """Return a line for each published figure of a recipe that was measured too, one on their source, and a table row.
 
     Args:
         recipe: that recipe.
@@ -126,6 +129,7 @@ def beside_published(recipe: Recipe, measured: dict[str, float], tta: bool = Fal
         tta: whether test-time augmentation was used; its figures are compared with those that were published with it.
     """
     lines = []
+    both = []
     for name, published in recipe.metrics.items():
         metric, factor = MEASURED.get(name, ('', 1))
         if metric not in measured or tta != name.endswith('(ms+flip)'):
@@ -135,8 +139,14 @@ def beside_published(recipe: Recipe, measured: dict[str, float], tta: bool = Fal
         difference = f'{abs(found - published):.{decimals}f} {"lower" if found < published else "higher"}'
         verdict = 'agrees' if found == published else difference
         lines.append(f'{name}: {found:.{decimals}f} measured, {published} published: {verdict}')
+        both.append((f'{published} {name}', f'{found:.{decimals}f} {name}'))
+    if not lines:
+        return []
     sources = {f'{result["Published By"]}, {result["Source"]}' for result in recipe.model.get('Results', [])}
-    return [*lines, *(f'published by {source}' for source in sorted(sources))] if lines else []
+    lines += [f'published by {source}' for source in sorted(sources)]
+    published_cell, measured_cell = (', '.join(cells) for cells in zip(*both, strict=True))
+    row = f'| `{recipe.config.stem}` | {published_cell} | {measured_cell} | YOUR NAME | LINK TO THE LOG |'
+    return [*lines, REPRODUCED, row]
 
 
 def _models(root: Path, folder: str) -> list[dict[str, Any]]:
