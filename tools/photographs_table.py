@@ -99,7 +99,7 @@ def _facts(runs: Sequence[dict[str, Any]]) -> str:
     """Return what the runs were, how far their first steps differ, and what they cost."""
     seeds = {dataset: {run['seed'] for run in runs if run['dataset'] == dataset} for dataset in SHOWN}
     counted = ', '.join(f'{len(found)} of {SHOWN[name][0]}' for name, found in seeds.items() if found)
-    pairs = {}
+    pairs: dict[tuple[str, int], dict[str, Any]] = {}
     for run in runs:
         pairs.setdefault((run['dataset'], run['seed']), {})[run['backbone']] = run
     differences = []
