@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
+from swin_dense.commands._main import command_names, parser_of
 from tests.conftest import ROOT, photograph, some
 from tests.processes import completed, environment, write_command
 from tests.workbench.configs.data import make_camvid, make_coco
@@ -154,7 +155,7 @@ def test_a_page_says_first_what_it_is_for_and_what_it_needs(page):
     if page.name == 'README.md':
         return
     needs = text.split('\n\n')[2]
-    assert re.match(r'\*(?:.* )?[Nn]eeds? |\*To write', needs), needs
+    assert re.match(r'\*(?:.* )?[Nn]eeds? |\*To write', needs) or not re.search(r'^```(?:sh|shell|py)', text, re.M)
     code = '\n'.join(re.findall(r'^(?:```\w+\n.*?^```| {4}swin-dense .*?$)', text, re.S | re.M))
     if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
         assert './mmcv_lite_ops' in needs
@@ -188,6 +189,47 @@ def test_links_names_of_files_and_tables_are_right(page):
     # mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces.
     assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n|\Z).*', text, re.M) == []
     assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
+
+
+@of_each_page
+def test_every_row_of_a_table_has_the_cells_of_its_title(page):
+    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+    for table in re.findall(r'(?:^ *\|.*\n?)+', text, re.M):
+        # A bar inside code or behind a backslash is part of a cell.
+        rows = [re.sub(r'`[^`]*`|\\\|', '', row).strip() for row in table.strip().splitlines()]
+        cells = {row.count('|') for row in rows}
+        assert len(cells) == 1, [row for row in rows if row.count('|') != rows[0].count('|')]
+
+
+def commands_of(page):
+    """Yield each call of `swin-dense` on a page, as words: in blocks of code, indented lines and code in prose."""
+    text = page.read_text().replace('\\\n', ' ')
+    lines = re.findall(r'^(?: {4})?(?:\w+=\S* )*(?:swin-dense|python -m swin_dense) ([a-z].*)$', text, re.M)
+    lines += re.findall(r'`swin-dense ([a-z][^`\n]*)`', text)
+    for line in lines:
+        yield re.sub(r'\s(?:#|&&|\||>|;).*', '', line).split()
+
+
+@of_each_page
+def test_every_option_on_a_page_is_one_of_its_command(page):
+    if page.name == 'CHANGELOG.md':  # which names options of earlier versions
+        return
+    for name, *words in commands_of(page):
+        assert name in command_names(), name
+        known = {option for action in parser_of(name)._actions for option in action.option_strings}
+        given = {word.partition('=')[0] for word in words if word.startswith('--')}
+        assert given <= known, (name, given - known)
+
+
+@of_each_page
+def test_every_option_of_a_script_on_a_page_is_in_the_script(page):
+    if page.name == 'CHANGELOG.md':
+        return
+    text = page.read_text().replace('\\\n', ' ')
+    for script, rest in re.findall(r'python ((?:benchmarks|tools|examples)/\w+\.py)([^\n`#]*)', text):
+        source = (ROOT / script).read_text()
+        for option in re.findall(r'(?<=\s)--[\w-]+', rest):
+            assert f"'{option}'" in source, (script, option)
 
 
 def test_the_navigation_lists_every_page_once():
