@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import mmcv
 import numpy as np
 from mmengine import fileio
 from mmengine.registry import DATASETS
+from PIL import Image
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
@@ -98,6 +100,29 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
         data.used_images = len(built)
         notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={data.entry.indices})')
     return [f'{folder}: {note}' for note in notes]
+
+
+def labels_of_values(entry: Any) -> list[int] | None:
+    """Return the label that mmseg gives to each value of a mask, 0 to 255, in a data set; None if it loads no masks.
+
+    The default scope of mmengine must be that of the config.
+
+    Args:
+        entry: the config of the data set, whose pipeline loads and maps the masks.
+    """
+    steps = [step for step in entry.pipeline if step.get('type') in _LABELLING]
+    if not steps or steps[-1]['type'] != 'LoadAnnotations':
+        return None
+    steps[-1] = {**steps[-1], 'backend_args': None}
+    dataset = DATASETS.build({**entry, 'pipeline': steps, 'lazy_init': True})
+    if not hasattr(dataset, 'label_map'):
+        return None  # not like mmseg's own data sets
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'values.png')
+        Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).save(path)
+        sample = {'seg_map_path': path, 'label_map': dataset.label_map, 'seg_fields': []}
+        loaded = dataset.pipeline({**sample, 'reduce_zero_label': dataset.reduce_zero_label})
+    return loaded['gt_seg_map'].ravel().tolist()
 
 
 def _check_files(data: DataSet, built: Any, samples: list[Any], loading: Any) -> None:

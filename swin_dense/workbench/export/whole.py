@@ -87,7 +87,8 @@ def export_whole(
     Examples:
         >>> export_whole('mine.py', 'work_dirs/mine/epoch_12.pth', 'model.onnx')  # doctest: +SKIP
     """
-    from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
+    from swin_dense.workbench.configs.masks import labels_of_values  # imports the frameworks
+    from swin_dense.workbench.predict import Predictor, test_dataset
     from swin_dense.workbench.recipes.files import load_recipe  # imports mmengine
 
     path = checked_path(path, ['.onnx'])
@@ -98,12 +99,15 @@ def export_whole(
     loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
     predictor = Predictor(loaded, str(checkpoint), 'cpu', allow_partial=allow_partial)
     model = predictor.model
-    pipeline = test_dataset(loaded).pipeline
+    dataset = test_dataset(loaded)
+    pipeline = dataset.pipeline
     reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
     if reasons:
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
     facts: dict[str, Any] = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
     facts.update(gate.preparation_of(pipeline))
+    if not predictor.is_detector:
+        facts['label_of_mask_value'] = labels_of_values(dataset)
     plan = planned_detector if predictor.is_detector else planned_segmentor
     graph, interface, compare = plan(model, facts)
     replace_adaptive_pools(graph)

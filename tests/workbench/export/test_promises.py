@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from swin_dense import runtime
@@ -21,6 +22,7 @@ from swin_dense.workbench.export import agreement, whole
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures
 from tests.conftest import ROOT
+from tests.examples import load_example
 from tests.processes import python
 
 KINDS = {
@@ -225,6 +227,32 @@ def test_a_file_for_one_size(exported, tmp_path, monkeypatch, name):
         assert boxes.shape[1:] == (4,)
         with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 60x90; resize'):
             model.run(np.zeros((1, 3, 60, 90), np.float32))
+
+
+def test_the_example_scores_a_file_as_mmseg_does(exported, demo_data, capsys, monkeypatch):
+    from mmengine.registry import DATASETS, init_default_scope
+    from mmseg.evaluation import IoUMetric
+
+    config, _, path = exported(KINDS['segmentor'])
+    root = demo_data / 'ADEChallengeData2016'
+    images, masks = (root / kind / 'validation' for kind in ('images', 'annotations'))
+    monkeypatch.setattr('sys.argv', ['evaluate_file.py', *map(str, (path, images, masks))])
+    capsys.readouterr()
+    load_example('evaluate_file').main()
+    lines = capsys.readouterr().out.splitlines()
+    init_default_scope('mmseg')
+    load = config.test_dataloader.dataset.pipeline[0]
+    data = DATASETS.build({**config.test_dataloader.dataset, 'pipeline': [load, {'type': 'LoadAnnotations'}]})
+    model = runtime.load(path, score=0)
+    counted = []
+    for sample in data:
+        found = model.predict(sample['img_path']).labels
+        pair = [torch.from_numpy(np.asarray(labels, np.int64)) for labels in (found, sample['gt_seg_map'])]
+        counted.append(IoUMetric.intersect_and_union(*pair, len(model.classes), 255))
+    both, either, *_ = (sum(areas) for areas in zip(*counted, strict=True))
+    expected = (both / either).tolist()
+    assert lines[0] == f'mIoU {np.nanmean(expected):.4f}'
+    assert lines[1:] == [f'  {name}: {score:.4f}' for name, score in zip(model.classes, expected, strict=True)]
 
 
 def keys_on_the_page():
