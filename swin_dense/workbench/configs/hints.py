@@ -1,16 +1,22 @@
-"""What to do about an exception of a framework that reads data: the only place that knows their words."""
+"""What is known of the rules of frameworks: words for differences that were found without them.
+
+This is the only module that knows such rules. A difference that no entry explains is reported as well, as
+``UNKNOWN``; ``tests/workbench/configs/test_perfect.py`` empties the tables and finds every damage still.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from swin_dense.workbench.configs.stated import StatedObject
+    from swin_dense.workbench.configs.stated import StatedFile, StatedObject
 
 UNKNOWN = 'for a reason that is not known'
 _COPY = 'as the copy that `swin-dense config` writes'
+_SHARE_OF_FEW = 0.05  # of the objects: more that are stated twice are no slip
 # The start of an exception of mmdet, mmseg or pycocotools, and what to do.
 HINTS_ON_READING = {
     "KeyError: 'area'": 'write the area; width times height is enough',
@@ -29,16 +35,15 @@ HINTS_ON_READING = {
 }
 
 
-def hint_on_reading(error: Exception, hints: dict[str, str] | None = None) -> str:
+def hint_on_reading(error: Exception) -> str:
     """Return what to do about an exception that a framework raised for data, after a colon; '' if it is not known."""
     said = f'{type(error).__name__}: {error}'
-    table = HINTS_ON_READING if hints is None else hints
-    return next((f': {hint}' for start, hint in table.items() if said.startswith(start)), '')
+    return next((f': {hint}' for start, hint in HINTS_ON_READING.items() if said.startswith(start)), '')
 
 
 def described(error: Exception) -> str:
     """Return the class and the beginning of the message of an exception."""
-    text: Any = str(error).strip()
+    text = str(error).strip()
     return f'{type(error).__name__}: {text[:200]}' if text else type(error).__name__
 
 
@@ -111,3 +116,211 @@ def hint_on_mixing(steps: Any) -> str:
     if not mixing:
         return ''
     return f"; mmdet's {' and '.join(mixing)} mix boxes without masks: take Cached{mixing[0]}, or a recipe for boxes"
+
+
+# Words for what the perfect model finds.
+
+MOST_OF_A_CLASS = 100  # answers of a class in an image of which pycocotools makes its first figure
+
+
+@dataclass
+class Case:
+    """An object, or pixels, that an evaluation counts as missed although a perfect model answered, and its context.
+
+    Attributes:
+        kind: 'bbox', 'segm' or 'pixels'.
+        one: the object; None if no annotation that was read has its id, or for a whole split.
+        file: what is stated for its image; None if no image that was read has its id.
+        stated: the number of distinct objects to find in this image; the model returns ``limit`` of them.
+        of_class: how many of them are of its class; the metric compares ``most`` of them.
+        limit_address: the setting of ``limit``.
+        labels: the numbers of the classes in the training data, by name; own_labels: in the evaluated data.
+        is_left_out: whether the data set leaves its image out.
+        is_empty: whether its mask covers no pixel as the framework loads it.
+        times: how often the annotations state an object of this class and place in this image.
+        ids: how many images name this file.
+        are_corners: whether all boxes of the data set fit into their images as (x1, y1, x2, y2).
+        compared: numbers of answers of which a metric makes figures; () if it does not say.
+        others: files that the evaluator compares with, which the data set does not read.
+        images, image_ids: the number of images of all data sets of the split, and of different ids.
+        pixel_classes: the class of pixels in the evaluated data, and as the training data would have them;
+            ``class_count`` is the number of classes that the model has.
+        split, address, name: the split, the place of the data set in the config, the file of its annotations.
+    """
+
+    kind: str = ''
+    one: StatedObject | None = None
+    file: StatedFile | None = None
+    stated: int = 0
+    of_class: int = 0
+    most: int = MOST_OF_A_CLASS
+    limit: int | None = None
+    limit_address: str = ''
+    labels: dict[Any, int] = field(default_factory=dict)
+    own_labels: dict[Any, int] = field(default_factory=dict)
+    is_left_out: bool = False
+    is_empty: bool = False
+    times: int = 1
+    ids: int = 1
+    are_corners: bool = False
+    compared: Sequence[int] = ()
+    others: Sequence[str] = ()
+    images: int = 0
+    image_ids: int = 0
+    pixel_classes: tuple[int, int] | None = None
+    class_count: int = 0
+    split: str = ''
+    address: str = ''
+    name: str = ''
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """The width and height of the image, in pixels; endless if they are not stated."""
+        image = self.file.images[0] if self.file and self.file.images else {}
+        return image.get('width', float('inf')), image.get('height', float('inf'))
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """The width and height of the box, in pixels."""
+        left, top, right, bottom = self.one.box if self.one else (0, 0, 1, 1)
+        return right - left, bottom - top
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the box reaches beyond the image."""
+        left, top, right, bottom = self.one.box if self.one else (0, 0, 1, 1)
+        width, height = self.size
+        return left < 0 or top < 0 or right > width or bottom > height
+
+
+class Explanation(NamedTuple):
+    """Why an object counts as missed.
+
+    Attributes:
+        text: follows the number of objects; fields in braces are those of :class:`Case`.
+        holds: whether it explains a case.
+        cure: the setting or edit that cures it, as the text.
+        is_error: whether the data or the config are the cause, rather than a limit of the metric or the model; given
+            the share of all objects that count as missed for this reason.
+    """
+
+    text: str
+    holds: Callable[[Case], bool]
+    cure: str = ''
+    is_error: Callable[[float], bool] = lambda share: True
+
+
+def _is_note(share: float) -> bool:
+    return False
+
+
+EXPLANATIONS = [  # the first that holds
+    Explanation(
+        'because the evaluator compares with {others[0]}',
+        lambda case: bool(case.others) and case.one is None,
+        '{address} reads {name}; --set {split}_evaluator.ann_file={name} compares with the same',
+    ),
+    Explanation(
+        'because {images} images have {image_ids} ids',
+        lambda case: case.image_ids < case.images and bool(case.image_ids),
+        'give each data set a metric of its own, in their order: '
+        "{split}_evaluator=dict(type='MultiDatasetsEvaluator', dataset_prefixes=[...], metrics=[...])",
+    ),
+    Explanation(
+        'because pycocotools makes its first figure of 100 answers, and proposal_nums has {compared}',
+        lambda case: bool(case.compared) and MOST_OF_A_CLASS not in case.compared,
+        '--set {split}_evaluator.proposal_nums=100,300,1000',
+    ),
+    Explanation(
+        'of class {pixel_classes[0]}, but the model has {class_count} classes',
+        lambda case: case.pixel_classes is not None and case.pixel_classes[0] >= case.class_count,
+        '--ignore {pixel_classes[0]} ignores it, --mask-values maps it; or name all classes with --classes',
+    ),
+    Explanation(
+        'that are of class {pixel_classes[0]} here, but of {pixel_classes[1]} in the training data',
+        lambda case: case.pixel_classes is not None,
+        'reduce_zero_label, --mask-values and --ignore must be the same in all data sets',
+    ),
+    Explanation(
+        'of images that the data set leaves out (filter_cfg, indices)',
+        lambda case: case.is_left_out,
+        '--set {address}.test_mode=True {address}.indices=None keeps them',
+    ),
+    Explanation(
+        "whose id is 0, which marks 'no match' for pycocotools",
+        lambda case: case.one is not None and case.one.id == 0 and type(case.one.id) is int,
+        'number the annotations from 1',
+    ),
+    Explanation(
+        'of classes that the training data do not have',
+        lambda case: case.one is not None and case.one.label not in case.labels,
+        'give the training and the evaluated data the same names of classes',
+    ),
+    Explanation(
+        'of classes that have other numbers in the training data',
+        lambda case: case.one is not None and case.own_labels.get(case.one.label) != case.labels.get(case.one.label),
+        'give the training and the evaluated data the same order of classes, in metainfo.classes and in their files',
+    ),
+    Explanation(
+        'of files that several images name, of which a model gives each the same answer',
+        lambda case: case.ids > 1,
+        'give each image a file of its own, or list each file once',
+    ),
+    Explanation(
+        'beyond the {most} of a class that the metric compares in an image, whatever max_per_img is',
+        lambda case: case.of_class > case.most,
+        'no setting changes this figure; cut the images into tiles, or compare models by mAP_50',
+        _is_note,
+    ),
+    Explanation(
+        'beyond the {limit} that the model returns for an image',
+        lambda case: case.limit is not None and case.stated > case.limit,
+        '--set {limit_address}={stated}',
+        _is_note,
+    ),
+    Explanation(
+        'that repeat another of the same class and place in their image',
+        lambda case: case.times > 1,
+        'remove the repetitions',
+        lambda share: share > _SHARE_OF_FEW,
+    ),
+    Explanation(
+        "marked 'ignore', which are not trained on, but which the metric counts",
+        lambda case: case.one is not None and bool(case.one.entry.get('ignore')) and not case.one.entry.get('iscrowd'),
+        'mark them with iscrowd 1 instead',
+        _is_note,
+    ),
+    Explanation(
+        'of images whose size is stated as 0',
+        lambda case: min(case.size) <= 0,
+        'write their width and height',
+    ),
+    Explanation(
+        'whose box is written as x1, y1, x2, y2',
+        lambda case: case.is_beyond and case.are_corners,
+        'write x, y, width and height',
+    ),
+    Explanation(
+        'whose box has no area, so that no box overlaps it',
+        lambda case: min(case.sides) <= 0,
+        'remove them, or mark them with iscrowd 1',
+        lambda share: share > _SHARE_OF_FEW,
+    ),
+    Explanation(
+        'whose mask covers no pixel',
+        lambda case: case.kind == 'segm' and case.is_empty,
+        'write polygons of three points or more in pixels, or remove the objects',
+    ),
+    Explanation(
+        'that reach beyond their image, where the boxes of a model end',
+        lambda case: case.is_beyond,
+        'cut the boxes at the edge of the image',
+        lambda share: share > 0.5,
+    ),
+]
+
+
+def explained(case: Case) -> Explanation:
+    """Return the first explanation that holds for a case, or that it is not known."""
+    unknown = Explanation(UNKNOWN, lambda case: True)
+    return next((one for one in EXPLANATIONS if one.holds(case)), unknown)

@@ -1,0 +1,222 @@
+"""Which objects an evaluation counts as missed although a perfect model found all, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from swin_dense.workbench.configs import hints
+from swin_dense.workbench.configs.experiment import dicts
+from swin_dense.workbench.configs.hints import Case
+from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part
+from swin_dense.workbench.configs.stated import Source, StatedFile, StatedObject, quiet, read_coco
+
+_MOST_ALONE = 100  # images that are asked about one by one
+_ROUNDING = 2.0  # pixels
+
+
+def explain(question: Question, samples: Sequence[Sequence[Any]], score: PerfectScore) -> None:
+    """Fill in the objects that count as missed, by reason; ``samples`` are those of each data set, with answers."""
+    evaluator = question.built()
+    finder = _Finder(question)
+    missed: list[tuple[Case, int]] = []
+    wrong: list[tuple[Case, int]] = []
+    has_answers = any(len(sample.pred_instances) for ones in samples for sample in ones)
+    for index, (metric, entry) in enumerate(zip(evaluator.metrics, question.metrics(), strict=True)):
+        own = [index] if is_of_one_part(evaluator) else range(len(question.parts))
+        if has_answers and entry.get('ann_file') and hasattr(metric, 'proposal_nums'):
+            given = [sample for number in own for sample in samples[number]]
+            found = _compared_by_coco(finder, metric, entry, own, given, score)
+        else:
+            found = _unanswered(finder, samples, own), []
+        if (len(found[0]), len(found[1])) > (len(missed), len(wrong)):
+            missed, wrong = found
+    add_missed(missed, score)
+    add_missed(wrong, score, are_answers=True)
+    if not score.missed:
+        compared = [getattr(metric, 'proposal_nums', ()) for metric in evaluator.metrics]
+        whole = replace(finder.case(None, None), compared=max(compared, key=len, default=()))
+        if hints.explained(whole).text != hints.UNKNOWN:
+            add_missed([(whole, 0)], score)
+
+
+def add_missed(cases: Iterable[tuple[Case, int]], score: PerfectScore, are_answers: bool = False) -> None:
+    """Add objects or pixels, with their numbers, to those that a score misses, by reason."""
+    by_reason: dict[str, list[tuple[Case, int]]] = {}
+    for case, count in cases:
+        reason = hints.explained(case).text.format(**vars(case))
+        by_reason.setdefault(reason, []).append((case, count))
+    found = []
+    for reason, counted in by_reason.items():
+        fullest = max((case for case, _ in counted), key=lambda case: case.stated)  # the cure must be enough for it
+        explanation = hints.explained(fullest)
+        example = next((case.one.entry for case, _ in counted if case.one), None)
+        total = sum(count for _, count in counted)
+        is_error = explanation.is_error(total / max(score.objects, 1))
+        found.append(Missed(total, reason, example, explanation.cure.format(**vars(fullest)), is_error, are_answers))
+    score.missed += sorted(found, key=lambda one: (not one.is_error, -one.count))
+
+
+class _Finder:
+    """Finds what is stated for what an evaluation returns, with its context."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        parts = question.parts
+        entries = [entry['ann_file'] for entry in dicts(question.entry) if entry.get('ann_file')]
+        read = {os.path.realpath(part.source.data.annotations) for part in parts}
+        ids = [sample.get('img_id') for part in parts for sample in part.samples]
+        has_slices = any('dataset_prefixes' in entry for entry in dicts(question.entry))
+        self.kept = [{sample.get('img_path') for sample in part.source.samples} for part in parts]
+        self.are_corners = [_are_corners(part.source) for part in parts]
+        self.whole = Case(
+            limit=question.limit,
+            limit_address=question.limit_address,
+            labels=question.numbers,
+            others=[file for file in entries if os.path.realpath(file) not in read],
+            images=len(ids),
+            image_ids=len(ids) if len(parts) == 1 or has_slices else len({*ids}),
+            split=question.split,
+            address=parts[0].source.data.address,
+            name=parts[0].source.stated.name,
+        )
+
+    def case(self, file: StatedFile | None, one: StatedObject | None, number: int = 0, **fields: Any) -> Case:
+        """Return an object of the data set of a number that counts as missed; None where nothing is known."""
+        if file is None:
+            return replace(self.whole, **fields)
+        question, source = self.question, self.question.parts[number].source
+        answers = question.answers[file.path]
+        key = (one.label, one.box) if one else None
+        return replace(
+            self.whole,
+            one=one,
+            file=file,
+            stated=len(answers),
+            of_class=sum(one is not None and other.label == one.label for other in answers.values()),
+            is_left_out=file.path not in self.kept[number],
+            is_empty=id(answers.get(key)) in question.empty,
+            times=sum((other.label, other.box) == key for other in file.objects),
+            ids=len(file.images),
+            are_corners=self.are_corners[number],
+            own_labels=source.numbers,
+            address=source.data.address,
+            name=source.stated.name,
+            **fields,
+        )
+
+
+def _compared_by_coco(
+    finder: _Finder, metric: Any, entry: Any, own: Sequence[int], samples: Sequence[Any], score: PerfectScore
+) -> tuple[list[tuple[Case, int]], list[tuple[Case, int]]]:
+    """Return the objects that pycocotools matches with no answer, and the answers that it matches with no object.
+
+    mmdet's metric does not return the matches, so that pycocotools is asked for them, as the metric asks it.
+    """
+    parts = [finder.question.parts[number] for number in own]
+    content = read_coco(entry['ann_file'], entry.get('backend_args'))
+    if finder.question.is_sampled:
+        kept = {key for part in parts for key in part.img_ids}
+        for section, key in (('images', 'id'), ('annotations', 'image_id')):
+            content[section] = [one for one in content.get(section) or [] if one[key] in kept]
+    truth: Any = COCO()
+    truth.dataset = content
+    with quiet():
+        truth.createIndex()
+    files: dict[Any, tuple[StatedFile, int]] = {}
+    objects: dict[Any, StatedObject] = {}
+    for number in own:
+        source = finder.question.parts[number].source
+        is_read = os.path.realpath(source.data.annotations) == os.path.realpath(entry['ann_file'])
+        for stated in source.stated.files.values():
+            for image in stated.images:
+                files.setdefault(image['id'], (stated, number))
+            if is_read:
+                objects |= {one.id: one for one in stated.objects}
+    cat_ids = truth.getCatIds(catNms=list(parts[0].source.built.metainfo['classes']))
+    most = min(hints.MOST_OF_A_CLASS, max(metric.proposal_nums))
+    worst: tuple[list[Case], list[Case], int] = ([], [], 0)
+    for kind in metric.metrics:
+        answers = [one for sample in samples for one in _coco_answers(sample, cat_ids, kind)]
+        if not answers or kind not in ('bbox', 'segm'):
+            continue
+        with quiet():
+            evaluation = COCOeval(truth, truth.loadRes(answers), kind)
+            evaluation.params.catIds, evaluation.params.imgIds = cat_ids, truth.getImgIds()
+            evaluation.params.maxDets = sorted(metric.proposal_nums)
+            evaluation.params.iouThrs = np.atleast_1d(metric.iou_thrs)
+            evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ['all']
+            evaluation.evaluate()
+        missed: list[Case] = []
+        wrong: list[Case] = []
+        counted = 0
+        for image in filter(None, evaluation.evalImgs):
+            matches = image['dtMatches'][-1, :most]  # of the strictest threshold
+            is_wrong = (matches == 0) & ~image['dtIgnore'][-1, :most].astype(bool)
+            place = files.get(image['image_id'])
+            file, number = place or (None, 0)
+            for key, is_ignored in zip(image['gtIds'], image['gtIgnore'], strict=True):
+                counted += not is_ignored
+                if not is_ignored and (key == 0 or key not in matches):
+                    missed.append(finder.case(file, objects.get(key), number, kind=kind, most=most))
+            wrong += [finder.case(file, None, number, kind=kind, most=most)] * int(is_wrong.sum())
+        worst = max(worst, (missed, wrong, counted), key=lambda found: (len(found[0]), len(found[1]), found[2]))
+    missed, wrong, score.objects = worst
+    return [(case, 1) for case in missed], [(case, 1) for case in wrong]
+
+
+def _coco_answers(sample: Any, cat_ids: Sequence[Any], kind: str) -> Iterator[Any]:
+    """Yield the answers in a sample in the format of COCO's results."""
+    predicted = sample.pred_instances
+    for index, (box, label) in enumerate(zip(predicted.bboxes.tolist(), predicted.labels.tolist(), strict=True)):
+        left, top, right, bottom = box
+        place = {'bbox': [left, top, right - left, bottom - top]}
+        if kind == 'segm':
+            place = {'segmentation': predicted.masks[index]}
+        yield {'image_id': sample.img_id, 'category_id': cat_ids[label], 'score': 0.9, **place}
+
+
+def _unanswered(finder: _Finder, samples: Sequence[Sequence[Any]], own: Sequence[int]) -> list[tuple[Case, int]]:
+    """Return the objects that were not answered in images about which the evaluators, asked alone, do not say 1.
+
+    If all were answered, return those that an explanation holds for, or else one of an unknown number.
+    """
+    question = finder.question
+    unanswered: list[Case] = []
+    others: list[Case] = []
+    for number in own:
+        source = question.parts[number].source
+        for sample in samples[number][:_MOST_ALONE]:
+            file = source.stated.files.get(sample.img_path)
+            is_single = len(question.parts) == 1 and len(sample.pred_instances)
+            if file is None or (is_single and question.is_perfect_alone(sample)):
+                continue
+            answered = {id(one) for one in question.answered(file.path)}
+            for one in file.objects:
+                if not one.is_ignored:
+                    cases = others if id(one) in answered else unanswered
+                    cases.append(finder.case(file, one, number))
+    explained = [case for case in others if hints.explained(case).text != hints.UNKNOWN]
+    known = unanswered or explained
+    return [(case, 1) for case in known] or [(case, 0) for case in others[:1]]
+
+
+def _are_corners(source: Source) -> bool:
+    """Return whether all boxes of a data set would fit into their images as (x1, y1, x2, y2)."""
+    found = False
+    for file in source.stated.files.values():
+        image = file.images[0]
+        width, height = image.get('width', np.inf), image.get('height', np.inf)
+        for one in file.objects:
+            left, top, right, bottom = one.box
+            other_right, other_bottom = right - left, bottom - top
+            if not (left < other_right <= width + _ROUNDING and top < other_bottom <= height + _ROUNDING):
+                return False
+            found = True
+    return found

@@ -1,0 +1,241 @@
+"""What a perfect model would score on the evaluated data of a config, by the config's own evaluators.
+
+A model sees a file, not an id, and returns the classes as the training data number them. Its best answer for a file is
+every distinct object that the annotations state for it, cut at the edges of the image, as many as ``model.test_cfg``
+lets through; for masks of pixels, the labels that the training settings make of them. If the evaluators do not say 1
+(mmseg's 100), no training can reach it, and ``hints.py`` tells why, as far as it is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import Compose
+from mmengine.structures import InstanceData, PixelData
+from pycocotools import mask as mask_tools
+
+from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
+from swin_dense.workbench.configs.hints import Case, described
+from swin_dense.workbench.configs.missed import add_missed, explain
+from swin_dense.workbench.configs.question import PerfectScore, Question, are_known, evaluator_entry, headline
+from swin_dense.workbench.configs.stated import Source, StatedObject, read_source
+
+_SCORE = 0.9  # of each answer
+_IGNORED = 255  # by the metrics of mmseg
+_LOADING = ('Load', 'IgnoreMask', 'MapMask')  # starts of the names of steps that load annotations
+
+
+def perfect_scores(
+    experiment: Experiment, splits: Sequence[str], trained: Sequence[Any] = ()
+) -> Iterator[PerfectScore]:
+    """Yield what a perfect model would score on each evaluated split, of several with the same data once.
+
+    The default scope of mmengine must be that of the config. The memory of a split is free before the next.
+
+    Args:
+        experiment: the config.
+        splits: those to ask about, and 'train' if its files are there, which number the classes.
+        trained: the names of the classes in the checkpoint that is tested, which number the classes instead.
+    """
+    numbers = {name: index for index, name in enumerate(trained)}
+    train = _first_source(experiment) if 'train' in splits else None
+    if train:
+        numbers = numbers or train.numbers
+    asked = set()
+    for split in ('val', 'test'):
+        config = experiment.config
+        key = str((config.get(f'{split}_dataloader') or {}).get('dataset')), str(config.get(f'{split}_evaluator'))
+        if split not in splits or key in asked or not evaluator_entry(experiment, split):
+            continue
+        asked.add(key)
+        try:
+            sources = [read_source(data) for data in experiment.of([split])]
+        except ValueError as error:
+            yield PerfectScore(split, problem=str(error))
+            continue
+        read = [source for source in sources if source]
+        if read and len(read) == len(sources):
+            has_numbers = bool(numbers) and experiment.class_count is not None  # a model of texts has others each time
+            score = ask_evaluators(experiment, split, read, train, numbers if has_numbers else read[0].numbers)
+            if score:
+                yield score
+
+
+def _first_source(experiment: Experiment) -> Source | None:
+    """Return the first data set of the training; the check of training data says what is wrong with it."""
+    for data in experiment.of(['train']):
+        try:
+            source = read_source(data)
+        except ValueError:
+            return None
+        if source:  # the samples have served to number the classes
+            source.stated.files, source.loaded, source.samples = {}, [], source.samples[:1]
+        return source
+    return None
+
+
+def ask_evaluators(
+    experiment: Experiment, split: str, sources: Sequence[Source], train: Source | None, numbers: dict[Any, int]
+) -> PerfectScore | None:
+    """Give the evaluators of a split the answers of a perfect model; the default scope must be that of the config.
+
+    Args:
+        experiment: the config.
+        split: 'val' or 'test'.
+        sources: all data sets of the split, in the order of the config.
+        train: the first data set of the training, whose settings say how masks are read; None if it was not read.
+        numbers: the label of each class, by name, as the training data number them.
+
+    Returns:
+        None if the evaluators give no figures.
+    """
+    score = PerfectScore(split, images=sum(len(source.samples) for source in sources))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            question = Question(experiment, split, sources, train or sources[0], numbers, folder)
+            ask = _ask_about_pixels if experiment.scope == 'mmseg' else _ask_about_objects
+            ask(question, score)
+        except Exception as error:  # of any evaluator, data set or transform
+            is_of_answers = isinstance(error, ImportError) or 'pred_' in str(error)  # that are not made here
+            score.is_known = are_known(evaluator_entry(experiment, split)) and not is_of_answers
+            fails = f'the evaluator fails on the answers of a perfect model ({described(error)})'
+            score.problem = fails if score.is_known else f'a perfect model was not asked: {fails}'
+    return score if score.scores or score.problem or score.is_known else None
+
+
+# Boxes and masks of objects.
+
+
+def _ask_about_objects(question: Question, score: PerfectScore) -> None:
+    load_masks = _mask_loader(question.train.data) if question.with_masks else None
+    samples: list[list[Any]] = []  # of each data set
+    for part in question.parts:
+        pack = _packer(part.source.data)
+        samples.append([_with_answers(pack(sample), sample, question, load_masks) for sample in part.samples])
+        for path in {sample['img_path'] for sample in part.samples}:
+            file = part.source.stated.files.get(path)
+            score.objects += sum(not one.is_ignored for one in file.objects) if file else 0
+    score.scores, score.is_known = headline(
+        question.evaluate(sample for ones in samples for sample in ones), question.entry
+    )
+    score.asked = sum(len(part.samples) for part in question.parts)
+    if score.is_known and not score.is_perfect:
+        explain(question, samples, score)
+
+
+def _with_answers(packed: Any, sample: Any, question: Question, load_masks: Any) -> Any:
+    """Return a sample, as the framework packs it, with the answers for its file."""
+    objects = question.answered(sample['img_path'])
+    height, width = packed.metainfo.get('ori_shape') or (np.inf, np.inf)
+    boxes = torch.tensor([one.box for one in objects], dtype=torch.float64).reshape(-1, 4)
+    boxes[:, 0::2].clamp_(0, width)
+    boxes[:, 1::2].clamp_(0, height)
+    packed.pred_instances = InstanceData(
+        bboxes=boxes,
+        scores=torch.full((len(objects),), _SCORE),
+        labels=torch.tensor([question.numbers[one.label] for one in objects], dtype=torch.long),
+    )
+    if load_masks:
+        masks = load_masks(objects, int(height), int(width))
+        question.empty |= {id(one) for one, mask in zip(objects, masks, strict=True) if not mask_tools.area(mask)}
+        packed.pred_instances.masks = masks
+    return packed
+
+
+def _mask_loader(data: DataSet) -> Callable[[list[StatedObject], int, int], list[Any]] | None:
+    """Return a function that makes run lengths of answers as the training data load masks; None if they load none."""
+    steps = [dict(step) for step in _loading(data) if step.get('with_mask')]
+    if not steps:
+        return None
+    pipeline = Compose([{**copy.deepcopy(steps[0]), 'with_seg': False}])
+
+    def load(objects: list[StatedObject], height: int, width: int) -> list[Any]:
+        if not objects:
+            return []
+        instances: list[dict[str, Any]] = []
+        for one in objects:
+            mask = {'mask': copy.deepcopy(one.mask)} if one.mask else {}  # as mmdet's data sets yield it
+            instances.append({'bbox': one.box, 'bbox_label': 0, 'ignore_flag': 0, **mask})
+        shape = (height, width)
+        results = {'instances': instances, 'ori_shape': shape, 'img_shape': shape, 'height': height, 'width': width}
+        masks = pipeline(results)['gt_masks'].to_ndarray()
+        return [mask_tools.encode(np.asfortranarray(mask)) for mask in masks]
+
+    return load
+
+
+def _loading(data: DataSet) -> list[Any]:
+    """Return the steps of a pipeline that load annotations, those inside of test-time augmentation too."""
+    steps = list(dicts(data.pipeline))[1:]
+    return [step for step in steps if str(step.get('type')).rpartition('.')[2].startswith(_LOADING)]
+
+
+def _packer(data: DataSet) -> Callable[[Any], Any]:
+    """Return a function that packs the dict of an image as the pipeline of its data set does, without its pixels."""
+    packing = [step for step in dicts(data.pipeline) if str(step.get('type')).rpartition('.')[2].startswith('Pack')]
+    if not packing:
+        raise ValueError(f'{data.address}.pipeline has no step that packs a sample')
+    pipeline = Compose([copy.deepcopy(dict(step)) for step in (*_loading(data), packing[-1])])
+    load_image = Compose([copy.deepcopy(dict(data.loader))])
+    is_detector = data.experiment.is_detector
+
+    def pack(sample: Any) -> Any:
+        results = copy.deepcopy(sample)
+        if is_detector and 'height' not in results:
+            results = load_image(results)
+            results.pop('img')
+        shape = results.get('ori_shape') or (results.get('height'), results.get('width'))
+        results |= {'ori_shape': shape, 'img_shape': shape, 'scale_factor': (1.0, 1.0), 'flip': False}
+        packed = pipeline(results)['data_samples']
+        if is_detector:
+            from mmdet.models.utils.misc import samplelist_boxtype2tensor
+
+            samplelist_boxtype2tensor([packed])  # as a detector does before it predicts
+        return packed
+
+    return pack
+
+
+# Masks of pixels.
+
+
+def _ask_about_pixels(question: Question, score: PerfectScore) -> None:
+    taught = Compose([copy.deepcopy(dict(step)) for step in _loading(question.train.data)])
+    given = question.train.samples[0] if question.train.samples else {}
+    settings = {key: given[key] for key in ('reduce_zero_label', 'label_map', 'seg_fields') if key in given}
+    differ: Counter[tuple[int, int]] = Counter()
+    score.unit = 'pixels'
+    classes = question.experiment.class_count or _IGNORED
+
+    def samples() -> Iterator[Any]:
+        for part in question.parts:
+            pack = _packer(part.source.data)
+            for sample in part.samples:
+                packed = pack(sample)
+                answers = taught({**copy.deepcopy(sample), **copy.deepcopy(settings)})['gt_seg_map']
+                labels = packed.gt_sem_seg.data.squeeze(0).numpy()
+                is_counted = labels != _IGNORED
+                is_answerable = (answers >= 0) & (answers < classes)
+                is_other = is_counted & ((labels != answers) | ~is_answerable)
+                pairs, counts = np.unique(np.stack([labels[is_other], answers[is_other]]), axis=1, return_counts=True)
+                differ.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
+                score.objects += int(is_counted.sum())
+                answers = np.where(is_answerable, answers, 0)  # a model has no other
+                packed.pred_sem_seg = PixelData(data=torch.from_numpy(answers.astype(np.int64))[None])
+                yield packed
+
+    score.scores, score.is_known = headline(question.evaluate(samples()), question.entry)
+    score.asked = sum(len(part.samples) for part in question.parts)
+    if score.is_known and not score.is_perfect:
+        address = question.parts[0].source.data.address
+        cases = [
+            (Case(kind='pixels', pixel_classes=pair, class_count=classes, split=question.split, address=address), count)
+            for pair, count in differ.items()
+        ]
+        add_missed(cases, score)

@@ -1,0 +1,344 @@
+"""A question to the evaluators of a split: the images to ask about, the best answers for them, and what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mmengine.evaluator import DumpResults, Evaluator
+from mmengine.logging import MMLogger
+from mmengine.registry import DATASETS, EVALUATOR, METRICS
+
+from swin_dense.workbench.configs import hints
+from swin_dense.workbench.configs.experiment import Experiment, dicts
+from swin_dense.workbench.configs.images import chosen
+from swin_dense.workbench.configs.stated import Source, StatedObject, quiet, shown
+
+MOST_IMAGES = 1000  # of a large split that are asked about
+MOST_WITH_MASKS = 200
+MOST_LABEL_MAPS = 50
+_PERFECT = 0.9995  # metrics round to three decimals
+_FIGURES = ('mAP', 'mIoU', 'mDice', 'mFscore')  # the figures of mmdet's and mmseg's metrics that stand for all
+_KNOWN = ('CocoMetric', 'VOCMetric', 'IoUMetric')
+
+
+@dataclass
+class Missed:
+    """Objects that count as missed, or answers that count as wrong, for one reason.
+
+    Attributes:
+        count: their number; 0 if it is not known.
+        reason: why, in words that follow the number.
+        example: an entry of the annotations, or None.
+        cure: the setting or edit that cures it, or ''.
+        is_error: whether the data or the config are the cause, rather than a limit of the metric or the model.
+        are_answers: whether these are answers.
+    """
+
+    count: int
+    reason: str
+    example: Any
+    cure: str
+    is_error: bool
+    are_answers: bool = False
+
+    def __str__(self) -> str:
+        example = '' if self.example is None else f', such as {shown(self.example)}'
+        cure = f' ({self.cure})' if self.cure else ''
+        unit = 'answers ' if self.are_answers else ''
+        return f'{self.count or "some"} {unit}{self.reason}{example}{cure}'
+
+
+@dataclass
+class PerfectScore:
+    """What the evaluators of a split say about the answers of a perfect model.
+
+    Attributes:
+        split: 'val' or 'test'.
+        scores: the figures that stand for the others, by name; of a metric of one's own, all.
+        images: the number of images of the split, of which ``asked`` were asked about.
+        objects: the number of objects that the metric counts, or of pixels; ``unit`` says which.
+        missed: those that count as missed, and answers that count as wrong, by reason.
+        problem: why there are no figures, or ''.
+        is_known: whether the best value of the figures is known to be 1, or 100.
+    """
+
+    split: str
+    scores: dict[str, float] = field(default_factory=dict)
+    images: int = 0
+    asked: int = 0
+    objects: int = 0
+    unit: str = 'objects'
+    missed: list[Missed] = field(default_factory=list)
+    problem: str = ''
+    is_known: bool = True
+
+    @property
+    def is_perfect(self) -> bool:
+        return bool(self.scores) and all(map(_is_perfect, self.scores.values()))
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the data or the config are the reason why a perfect model would not be perfect."""
+        has_nothing_to_find = not self.problem and not self.objects
+        if self.is_perfect or not self.is_known or has_nothing_to_find:
+            return False
+        return any(missed.is_error for missed in self.missed) or not self.missed
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f'{self.split}: {self.problem}'
+        low = {key: score for key, score in self.scores.items() if not _is_perfect(score)} or self.scores
+        has_slices = len({*map(_short, low)}) < len(low)  # one figure for each of several data sets
+        figures = (
+            ', '.join(f'{key if has_slices else _short(key)} {score:.3f}' for key, score in low.items()) or 'nothing'
+        )
+        text = f'{self.split}: a perfect model would score {figures}'
+        if self.asked < self.images:
+            text += f' (asked about {self.asked} of {self.images} images)'
+        if self.is_perfect:
+            return text
+        if not self.is_known:
+            return f'{text}; whether that is the best value of these figures is not known'
+        if not self.objects:
+            return f'{text}, because the data have no {self.unit} of a class to find'
+        lost = '; '.join(str(one) for one in self.missed if not one.are_answers)
+        wrong = '; '.join(str(one) for one in self.missed if one.are_answers)
+        parts = [f'it misses {lost}'] * bool(lost) + [f'counted as wrong are {wrong}'] * bool(wrong)
+        reasons = '; '.join(parts) or f'it misses some {hints.UNKNOWN}'
+        return f'{text}: of {self.objects} {self.unit}, {reasons}'
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        content = {**vars(self), 'is_perfect': self.is_perfect, 'is_error': self.is_error}
+        content['missed'] = [{**vars(one), 'example': shown(one.example)} for one in self.missed]
+        return content
+
+
+@dataclass
+class Part:
+    """A data set of a split, reduced to the images to ask about.
+
+    Attributes:
+        source: what it states, in whole.
+        built: the data set of the framework, with ``samples`` alone.
+        img_ids: the ids of these images, and of some that the data set leaves out.
+    """
+
+    source: Source
+    built: Any
+    samples: list[Any]
+    img_ids: list[Any]
+
+
+class Question:
+    """The evaluators of a split, the images to ask about, and the best answers for them.
+
+    Args:
+        experiment: the config.
+        split: 'val' or 'test'.
+        sources: the data sets of the split, in their order.
+        train: the data set of the training whose settings say how masks are read.
+        numbers: the label of each class, by name, as the training data number them.
+        folder: where evaluators write what they write.
+
+    Attributes:
+        parts: the data sets, reduced.
+        is_sampled: whether they have more images than are asked about.
+        answers: the objects to answer, by file, each once.
+        empty: the numbers, by ``id``, of those whose mask covers no pixel.
+        limit: the number of objects that the model returns of an image, or None; ``limit_address`` is its setting.
+        meta: the description of the data sets that the evaluators get.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        split: str,
+        sources: Sequence[Source],
+        train: Source,
+        numbers: dict[Any, int],
+        folder: str,
+    ) -> None:
+        self.experiment, self.split, self.train, self.numbers = experiment, split, train, numbers
+        self.entry = evaluator_entry(experiment, split)
+        for part in dicts(self.entry):  # no answers beside those of the user
+            for key in {'outfile_prefix', 'output_dir'} & {*part}:
+                part[key] = os.path.join(folder, 'answers')
+        self.limit_address, self.limit = _limit_of(experiment.model)
+        self.with_masks = 'segm' in str([part.get('metric') for part in self.metrics()])
+        self.answers: dict[str, dict[Any, StatedObject]] = defaultdict(dict)
+        self.empty: set[int] = set()
+        for source in sources:
+            for file in source.stated.files.values():
+                for one in file.objects:
+                    if not one.is_ignored and one.label in numbers:
+                        self.answers[file.path][one.label, one.box] = one
+        most = MOST_WITH_MASKS if self.with_masks else MOST_IMAGES
+        if experiment.scope == 'mmseg':
+            most = MOST_LABEL_MAPS
+        share = max(1, most // len(sources))
+        self.is_sampled = any(len(source.samples) > share for source in sources)
+        self.parts = [self._part(source, share) for source in sources]
+        self.meta = self._merged()
+
+    def metrics(self) -> list[Any]:
+        """Return the entries of the metrics, in the order in which the evaluator has them."""
+        return [part for part in dicts(self.entry) if 'type' in part and 'metrics' not in part]
+
+    def answered(self, path: str) -> list[StatedObject]:
+        """Return the objects that the model returns for a file."""
+        return [*self.answers[path].values()][: self.limit]
+
+    def built(self) -> Evaluator:
+        """Return the evaluators as mmengine's Runner builds them."""
+        entry = copy.deepcopy(self.entry)
+        has_class = isinstance(entry, dict) and 'metrics' in entry
+        with silent():
+            evaluator = EVALUATOR.build({'type': 'Evaluator', **entry}) if has_class else Evaluator(entry)
+            evaluator.dataset_meta = self.meta
+        return evaluator
+
+    def evaluate(self, samples: Iterable[Any]) -> dict[str, float]:
+        """Return the figures of the evaluators for samples with answers, as the framework gives them."""
+        evaluator = self.built()
+        for index, metric in enumerate(evaluator.metrics if self.is_sampled else ()):
+            if hasattr(metric, 'img_ids'):  # CocoMetric's, all of its file if None
+                own = [self.parts[index]] if is_of_one_part(evaluator) else self.parts
+                metric.img_ids = list(dict.fromkeys(key for part in own for key in part.img_ids))
+        return _figures(evaluator, samples)
+
+    def is_perfect_alone(self, sample: Any) -> bool:
+        """Return whether the evaluators say 1 for one sample with its answers."""
+        evaluator = self.built()
+        for metric in evaluator.metrics:
+            if hasattr(metric, 'img_ids'):
+                metric.img_ids = [sample.img_id]
+        figures, _ = headline(_figures(evaluator, [sample]), self.entry)
+        return all(map(_is_perfect, figures.values()))
+
+    def _part(self, source: Source, most: int) -> Part:
+        samples, built = source.samples, source.built
+        if len(samples) > most:
+            asked = self._asked_about(source, most)
+            samples, built = [samples[index] for index in asked], built.get_subset(asked)
+        kept = {sample.get('img_path') for sample in source.samples}
+        left_out = [file for path, file in source.stated.files.items() if path not in kept and file.objects]
+        ids = [sample.get('img_id') for sample in samples]
+        ids += [image['id'] for file in left_out[: most // 4] for image in file.images]
+        return Part(source, built, samples, ids)
+
+    def _asked_about(self, source: Source, most: int) -> list[int]:
+        """Return the images to ask about: of files that several name, with most objects, of each class, and others."""
+        paths = [sample['img_path'] for sample in source.samples]
+        times = Counter(paths)
+        several = [index for index, path in enumerate(paths) if times[path] > 1]
+        fullest = sorted(range(len(paths)), key=lambda index: -len(self.answers[paths[index]]))
+        first: dict[Any, int] = {}
+        for index, path in enumerate(paths):
+            file = source.stated.files.get(path)
+            for one in file.objects if file else ():
+                first.setdefault(one.label if one.id else ('without a number', one.id), index)
+        evenly = chosen(range(len(paths)), most // 2, False)
+        found = dict.fromkeys([*several[: most // 4], *fullest[: most // 8], *first.values(), *evenly])
+        return sorted([*found][:most])
+
+    def _merged(self) -> Any:
+        """Return the description of the data sets, as their wrapper makes it of those that were built."""
+        built = {id(part.source.data.entry): part.built for part in self.parts}
+
+        def filled(value: Any) -> Any:
+            if id(value) in built:
+                return built[id(value)]
+            if isinstance(value, dict):
+                return {key: [] if key == 'pipeline' else filled(item) for key, item in value.items()}
+            return [filled(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+        whole = filled(self.experiment.config[f'{self.split}_dataloader'].dataset)
+        if isinstance(whole, dict):
+            with silent():
+                whole = DATASETS.build(whole)
+        return whole.metainfo
+
+
+def evaluator_entry(experiment: Experiment, split: str) -> Any:
+    """Return a copy of the entry of a split's evaluators that give figures; None if there are none."""
+    entry = copy.deepcopy(experiment.config.get(f'{split}_evaluator'))
+    if not entry or isinstance(entry, Evaluator):
+        return None
+    if isinstance(entry, dict) and 'metrics' in entry:
+        return entry
+    kept = []
+    for part in entry if isinstance(entry, (list, tuple)) else [entry]:
+        is_entry = isinstance(part, dict) and isinstance(part.get('type'), str)
+        kind = METRICS.get(part['type']) if is_entry else None
+        writes_only = part.get('format_only') or (isinstance(kind, type) and issubclass(kind, DumpResults))
+        if is_entry and not writes_only:
+            kept.append(part)
+    return kept or None
+
+
+def are_known(entry: Any) -> bool:
+    """Return whether all metrics are those of mmdet and mmseg that compare what is answered here."""
+    kinds = [str(part['type']).rpartition('.')[2] for part in dicts(entry) if 'type' in part and 'metrics' not in part]
+    return all(kind in _KNOWN for kind in kinds)
+
+
+def is_of_one_part(evaluator: Any) -> bool:
+    """Return whether each metric gets the samples of one data set, as in mmdet's MultiDatasetsEvaluator."""
+    return hasattr(evaluator, 'dataset_prefixes')
+
+
+def headline(figures: dict[str, float], entry: Any) -> tuple[dict[str, float], bool]:
+    """Return the figures that stand for the others, and whether their best value is known, of an evaluator's entry."""
+    if not figures:
+        return {}, are_known(entry)
+    known = {key: value for key, value in figures.items() if _short(key).rpartition('_')[2] in _FIGURES}
+    return (known, True) if known else (figures, any(map(_is_perfect, figures.values())))
+
+
+def _figures(evaluator: Evaluator, samples: Iterable[Any]) -> dict[str, float]:
+    count = 0
+    with silent():
+        for count, sample in enumerate(samples, 1):  # noqa: B007
+            evaluator.process([sample])
+        figures = evaluator.evaluate(count)
+    return {key: float(value) for key, value in figures.items() if isinstance(value, (int, float, np.number))}
+
+
+def _short(key: str) -> str:
+    return key.rpartition('/')[2]
+
+
+def _is_perfect(score: float) -> bool:
+    return _PERFECT <= score <= 1 or score >= 100 * _PERFECT
+
+
+def _limit_of(model: Any) -> tuple[str, int | None]:
+    """Return the setting of the model that returns fewest objects of an image, and the number; not of proposals."""
+    model = model.get('module') or model  # that of test-time augmentation
+    found = {}
+    test_cfg = model.get('test_cfg') or {}
+    for key, part in {'': test_cfg, **test_cfg}.items():
+        for name in ('max_per_img', 'max_per_image'):
+            if isinstance(part, dict) and key != 'rpn' and isinstance(part.get(name), int) and part[name] >= 0:
+                found['.'.join(['model.test_cfg', *[key] * bool(key), name])] = part[name]
+    return min(found.items(), key=lambda item: item[1]) if found else ('', None)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Hide what frameworks print, warn about and log."""
+    logger = MMLogger.get_current_instance()
+    before, logger.disabled = logger.disabled, True
+    try:
+        with quiet():
+            yield
+    finally:
+        logger.disabled = before
