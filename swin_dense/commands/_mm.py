@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -24,6 +25,9 @@ from swin_dense.workbench.recipes.zoo import published_weights
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+
+    from swin_dense.workbench.configs.checking import Checked
+    from swin_dense.workbench.configs.question import Used
 
 _OTHER_WEIGHTS = (
     'model.backbone.init_cfg in the config is the checkpoint of the backbone, load_from that of the whole model. To '
@@ -122,6 +126,36 @@ def print_notes(command: str, notes: Sequence[str]) -> None:
     if os.environ.get('RANK', '0') == '0':
         for note in notes:
             print(f'swin-dense {command}: note: {note}', file=sys.stderr)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--json', action='store_true', help='print what the checks of the data find as a line of JSON')
+
+
+def raise_errors(checked: Checked, as_json: bool) -> None:
+    """Raise the errors that a check of data found; with ``as_json``, print all that it found on stdout before."""
+    if as_json and os.environ.get('RANK', '0') == '0':
+        print(json.dumps(checked.as_dict(), default=str), flush=True)
+    checked.raise_errors()
+
+
+def print_checked(command: str, checked: Checked) -> None:
+    """Print notes, how much of each split is used and what a perfect model would score, in one block on stderr."""
+    print_notes(command, checked.notes)
+    if os.environ.get('RANK', '0') == '0':
+        for line in [*_table(checked.used), *(str(score) for score in checked.scores if score.is_perfect)]:
+            print(f'swin-dense {command}: {line}', file=sys.stderr)
+
+
+def _table(used: Sequence[Used]) -> list[str]:
+    """Return the lines of a table of the images and objects that each split uses."""
+    rows = [['', 'images', 'used', 'objects', 'used']]
+    for one in used:
+        counts = (one.images, one.used_images, one.objects, one.used_objects)
+        rows.append([one.split, *('' if count is None else str(count) for count in counts)])
+    columns = 5 if any(one.objects is not None for one in used) else 3
+    lines = [row[0].ljust(6) + ''.join(cell.rjust(10) for cell in row[1:columns]) for row in rows]
+    return [line.rstrip() for line in lines] if used else []
 
 
 def run_to_its_end(start: Callable[[], object]) -> int:

@@ -24,7 +24,7 @@ import dataclasses
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._mm import print_notes
+from swin_dense.commands._mm import add_json, print_checked, raise_errors
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_check_images(parser)
     add_settings(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,12 +104,13 @@ def run(args: argparse.Namespace) -> int:
     options = OwnDataOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(OwnDataOptions)})
     with contextlib.ExitStack() as stack:  # removes the files of a split if the config cannot be written
         notes = adapt(experiment, options, stack)
-        notes += check_data(experiment, experiment.present(), args.check_images)
+        checked = check_data(experiment, experiment.present(), args.check_images)
         if options.sets_length and not any(setting.startswith('param_scheduler') for setting in options.set):
             shorten_warm_up(experiment)
-        notes += notes_on_schedule(experiment)
+        checked.notes = [*notes, *checked.notes, *notes_on_schedule(experiment)]
         schedule = described_schedule(experiment)
-        print_notes('config', notes)
+        raise_errors(checked, args.json)
+        print_checked('config', checked)
         text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
         if args.out is None:
             print(text, end='')

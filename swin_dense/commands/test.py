@@ -16,11 +16,13 @@ from pathlib import Path
 
 from swin_dense.commands._mm import (
     add_allow_partial,
+    add_json,
     add_run_arguments,
     checkpoint_file,
     config_to_run,
-    print_notes,
+    print_checked,
     published_checkpoint,
+    raise_errors,
     run_to_its_end,
 )
 from swin_dense.commands._options import add_force, check_checkpoint
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--data-root', metavar='DIR', help='folder of COCO or ADE20K (default: that of the recipe)')
     add_allow_partial(parser)
+    add_json(parser)
     parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
     parser.add_argument('--show-dir', type=Path, help='folder for images of predictions next to the ground truth')
@@ -78,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
         _, meta = build_whole(config, checkpoint, args.allow_partial)
         trained = saved_names(meta).get('classes') or ()
         training.join_processes(prepared)
-        notes = check_data(Experiment(prepared), ('test',), trained=trained)
-        print_notes('test', notes_on_settings(args.set) + notes)
+        checked = check_data(Experiment(prepared), ('test',), trained=trained)
+        checked.notes = notes_on_settings(args.set) + checked.notes
+        raise_errors(checked, args.json)
+        print_checked('test', checked)
 
         def test() -> None:
             measured = RUNNERS.build(prepared).test()

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 import argparse
 
-from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
+from swin_dense.commands._mm import (
+    add_json,
+    add_run_arguments,
+    config_to_run,
+    print_checked,
+    raise_errors,
+    run_to_its_end,
+)
 from swin_dense.commands._options import add_check_images, check_checkpoint
 
 GROUP = 'models'
@@ -23,6 +30,7 @@ EXTRA = 'mm'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_check_images(parser)
+    add_json(parser)
     parser.add_argument('--amp', action='store_true', help='train in automatic mixed precision')
     parser.add_argument(
         '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
@@ -52,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
     training.join_processes(config)
-    notes = notes_on_settings(args.set) + check_data(experiment, ('train', 'val'), args.check_images)
-    print_notes('train', notes + notes_on_schedule(experiment))
-    return run_to_its_end(RUNNERS.build(config).train)
+    checked = check_data(experiment, ('train', 'val'), args.check_images)
+    checked.notes = [*notes_on_settings(args.set), *checked.notes, *notes_on_schedule(experiment)]
+    raise_errors(checked, args.json)
+    try:
+        runner = RUNNERS.build(config)
+    finally:  # below the long log of the config
+        print_checked('train', checked)
+    return run_to_its_end(runner.train)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from mmengine.dist import get_world_size
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.mm import SwinDense
@@ -17,23 +19,60 @@ from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.masks import check_masks
+from swin_dense.workbench.configs.perfect import perfect_scores
+from swin_dense.workbench.configs.question import PerfectScore, Used
 from swin_dense.workbench.configs.round_trip import check_objects
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 _PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
 
 
+@dataclass
+class Checked:
+    """What a check of data found.
+
+    Attributes:
+        errors: what must be corrected, at most one for each data set.
+        notes: what was looked at, and what is odd but no error.
+        scores: what a perfect model would score on each evaluated split.
+        used: how much of the data of each split is used.
+    """
+
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    scores: list[PerfectScore] = field(default_factory=list)
+    used: list[Used] = field(default_factory=list)
+
+    def raise_errors(self) -> None:
+        """Raise ValueError if there are errors, all of them in its message."""
+        if self.errors:
+            raise ValueError('\n'.join(self.errors))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        scores = [score.as_dict() for score in self.scores]
+        return {'errors': self.errors, 'notes': self.notes, 'scores': scores, 'used': [vars(one) for one in self.used]}
+
+
 def check_data(
     experiment: Experiment, splits: Sequence[str], every_image: bool = False, trained: Sequence[str] = ()
-) -> list[str]:
+) -> Checked:
     """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
-    With ``every_image``, decode every image and mask. ``trained`` are the names of the classes in the checkpoint that
-    is tested, if it has some. Return notes on the data and on anything unusual.
+    The evaluators of the splits are asked what a perfect model would score, in the first of several processes.
+
+    Args:
+        experiment: the config.
+        splits: 'train', 'val' and 'test', or some of them.
+        every_image: whether to decode every image and mask.
+        trained: the names of the classes in the checkpoint that is tested, if it has some.
+
+    Returns:
+        the errors of data, whose ``raise_errors`` raises them, and all else.
 
     Raises:
         FileNotFoundError: files or folders do not exist.
-        ValueError: the data cannot be used for training or testing, or would train a wrong model without an error.
+        ValueError: the model, or the names of its classes, are wrong.
     """
     check_channels(experiment)
     check_prediction(experiment)
@@ -54,13 +93,25 @@ def check_data(
     different: dict[tuple[bool, str], DataSet] = {}
     for dataset in experiment.datasets_of(splits):
         different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
+    checked = Checked(notes=notes)
+    wrong = set()
     for dataset in different.values():
-        if experiment.scope == 'mmseg':
-            notes += check_masks(dataset, every_image)
-        elif experiment.is_detector and not is_address(dataset.annotations):
-            notes += check_objects(dataset, every_image)
-    notes += notes_on_shared_files(experiment, splits)
-    return list(dict.fromkeys(notes))
+        try:
+            if experiment.scope == 'mmseg':
+                checked.notes += check_masks(dataset, every_image)
+            elif experiment.is_detector and not is_address(dataset.annotations):
+                checked.notes += check_objects(dataset, every_image)
+        except ValueError as error:
+            checked.errors.append(str(error))
+            wrong |= {one.split for one in experiment.datasets if str(one.entry) == str(dataset.entry)}
+    checked.notes += notes_on_shared_files(experiment, splits)
+    if os.environ.get('RANK', '0') == '0' and get_world_size() == 1:
+        right = [split for split in splits if split not in wrong]
+        checked.scores, checked.used = perfect_scores(experiment, right, trained)
+    checked.errors += [str(score) for score in checked.scores if score.is_error]
+    checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
+    checked.errors, checked.notes = list(dict.fromkeys(checked.errors)), list(dict.fromkeys(checked.notes))
+    return checked
 
 
 def notes_on_shared_files(experiment: Experiment, splits: Sequence[str]) -> list[str]:

@@ -23,7 +23,6 @@ HINTS_ON_READING = {
     "KeyError: 'bbox'": 'bbox must be x, y, width and height',
     "KeyError: 'height'": 'write height and width in pixels',
     "KeyError: 'width'": 'write height and width in pixels',
-    "KeyError: 'iscrowd'": 'write iscrowd, 0 for a single object',
     'AssertionError: Annotation ids': 'annotation ids must be unique; renumber them from 1',
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',
@@ -33,12 +32,28 @@ HINTS_ON_READING = {
         'xmax, ymax'
     ),
 }
+# The same for an evaluation.
+HINTS_ON_EVALUATION = {
+    "KeyError: 'iscrowd'": 'write iscrowd, 0 for a single object',
+    'ValueError: could not convert string to float': 'pycocotools needs whole numbers as ids',
+    "TypeError: Argument 'bb' has incorrect type": 'remove polygons of fewer than three points',
+    'AssertionError: Results do not correspond': 'each evaluator must compare with the file of its data set',
+}
 
 
 def hint_on_reading(error: Exception) -> str:
     """Return what to do about an exception that a framework raised for data, after a colon; '' if it is not known."""
+    return _hint(error, HINTS_ON_READING)
+
+
+def hint_on_evaluation(error: Exception) -> str:
+    """Return what to do about an exception of an evaluator, after a colon; '' if it is not known."""
+    return _hint(error, HINTS_ON_EVALUATION)
+
+
+def _hint(error: Exception, hints: dict[str, str]) -> str:
     said = f'{type(error).__name__}: {error}'
-    return next((f': {hint}' for start, hint in HINTS_ON_READING.items() if said.startswith(start)), '')
+    return next((f': {hint}' for start, hint in hints.items() if said.startswith(start)), '')
 
 
 def described(error: Exception) -> str:
@@ -138,7 +153,7 @@ class Case:
         is_left_out: whether the data set leaves its image out.
         is_empty: whether its mask covers no pixel as the framework loads it.
         times: how often the annotations state an object of this class and place in this image.
-        ids: how many images name this file.
+        ids: how many images of the split name this file.
         are_corners: whether all boxes of the data set fit into their images as (x1, y1, x2, y2).
         compared: numbers of answers of which a metric makes figures; () if it does not say.
         others: files that the evaluator compares with, which the data set does not read.

@@ -180,20 +180,12 @@ def _check_values(folder: str, labels: Labels, count: int, mapped: Sequence[int]
 
 
 def _notes_on_labels(data: DataSet, built: Any, labels: Labels, count: int) -> list[str]:
-    """Return notes on ignored pixels, on classes that do not occur, and on other settings than the training data's."""
+    """Return notes on ignored pixels and on classes that do not occur."""
     notes = []
     if labels.ignored:
         zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
         given = ', '.join(map(str, sorted(labels.ignored)))
         notes.append(f'{100 * labels.share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
-    for other in data.experiment.datasets_of(['train']) if data.is_evaluated else ():
-        built_other = DATASETS.build({**other.entry, 'pipeline': [], 'lazy_init': True})
-        reduces = getattr(built_other, 'reduce_zero_label', False)
-        if bool(reduces) != bool(built.reduce_zero_label):
-            notes.append(
-                f'reduce_zero_label is {built.reduce_zero_label} here and {reduces} in {other.address}, so that a '
-                'value of a mask is another class there'
-            )
     names = built.metainfo.get('classes') or range(count)
     rest = [name for index, name in enumerate(names) if index not in labels.classes]
     if rest:

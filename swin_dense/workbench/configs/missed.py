@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,9 @@ def explain(question: Question, samples: Sequence[Sequence[Any]], score: Perfect
         if (len(found[0]), len(found[1])) > (len(missed), len(wrong)):
             missed, wrong = found
     add_missed(missed, score)
-    add_missed(wrong, score, are_answers=True)
+    # The answer for an object that is missed is wrong, too.
+    known = [(case, count) for case, count in wrong if hints.explained(case).text != hints.UNKNOWN]
+    add_missed(known if missed else wrong, score, are_answers=True)
     if not score.missed:
         compared = [getattr(metric, 'proposal_nums', ()) for metric in evaluator.metrics]
         whole = replace(finder.case(None, None), compared=max(compared, key=len, default=()))
@@ -74,6 +77,7 @@ class _Finder:
         ids = [sample.get('img_id') for part in parts for sample in part.samples]
         has_slices = any('dataset_prefixes' in entry for entry in dicts(question.entry))
         self.kept = [{sample.get('img_path') for sample in part.source.samples} for part in parts]
+        self.times = Counter(sample.get('img_path') for part in parts for sample in part.source.samples)
         self.are_corners = [_are_corners(part.source) for part in parts]
         self.whole = Case(
             limit=question.limit,
@@ -103,7 +107,7 @@ class _Finder:
             is_left_out=file.path not in self.kept[number],
             is_empty=id(answers.get(key)) in question.empty,
             times=sum((other.label, other.box) == key for other in file.objects),
-            ids=len(file.images),
+            ids=max(len(file.images), self.times[file.path]),
             are_corners=self.are_corners[number],
             own_labels=source.numbers,
             address=source.data.address,

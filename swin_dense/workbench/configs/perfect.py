@@ -21,10 +21,10 @@ from mmengine.structures import InstanceData, PixelData
 from pycocotools import mask as mask_tools
 
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
-from swin_dense.workbench.configs.hints import Case, described
+from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
 from swin_dense.workbench.configs.missed import add_missed, explain
-from swin_dense.workbench.configs.question import PerfectScore, Question, are_known, evaluator_entry, headline
-from swin_dense.workbench.configs.stated import Source, StatedObject, read_source
+from swin_dense.workbench.configs.question import PerfectScore, Question, Used, are_known, evaluator_entry, headline
+from swin_dense.workbench.configs.stated import Source, StatedObject, read_source, shown
 
 _SCORE = 0.9  # of each answer
 _IGNORED = 255  # by the metrics of mmseg
@@ -33,10 +33,11 @@ _LOADING = ('Load', 'IgnoreMask', 'MapMask')  # starts of the names of steps tha
 
 def perfect_scores(
     experiment: Experiment, splits: Sequence[str], trained: Sequence[Any] = ()
-) -> Iterator[PerfectScore]:
-    """Yield what a perfect model would score on each evaluated split, of several with the same data once.
+) -> tuple[list[PerfectScore], list[Used]]:
+    """Return what a perfect model would score on each evaluated split, and how much of the data of each is used.
 
-    The default scope of mmengine must be that of the config. The memory of a split is free before the next.
+    Of several splits with the same data and evaluators, the first is asked about. The default scope of mmengine must be
+    that of the config. The memory of a split is free before the next.
 
     Args:
         experiment: the config.
@@ -44,9 +45,13 @@ def perfect_scores(
         trained: the names of the classes in the checkpoint that is tested, which number the classes instead.
     """
     numbers = {name: index for index, name in enumerate(trained)}
-    train = _first_source(experiment) if 'train' in splits else None
-    if train:
-        numbers = numbers or train.numbers
+    scores: list[PerfectScore] = []
+    used: list[Used] = []
+    train = None
+    if 'train' in splits:
+        train, of_train = _read_training(experiment)
+        used += of_train
+        numbers = numbers or (train.numbers if train else {})
     asked = set()
     for split in ('val', 'test'):
         config = experiment.config
@@ -55,29 +60,52 @@ def perfect_scores(
             continue
         asked.add(key)
         try:
-            sources = [read_source(data) for data in experiment.of([split])]
+            sources = [read_source(data) for data in experiment.datasets_of([split])]
         except ValueError as error:
-            yield PerfectScore(split, problem=str(error))
+            scores.append(PerfectScore(split, problem=str(error)))
             continue
         read = [source for source in sources if source]
-        if read and len(read) == len(sources):
-            has_numbers = bool(numbers) and experiment.class_count is not None  # a model of texts has others each time
-            score = ask_evaluators(experiment, split, read, train, numbers if has_numbers else read[0].numbers)
-            if score:
-                yield score
+        if not read or len(read) < len(sources):
+            continue
+        has_numbers = bool(numbers) and experiment.class_count is not None  # a model of texts has others each time
+        own = read[0].numbers
+        score = ask_evaluators(experiment, split, read, train, _aligned(numbers, own) if has_numbers else own)
+        if score:
+            scores.append(score)
+            used.append(Used(split))
+            for source in read:
+                used[-1].add(source)
+            if used[-1].objects is not None:
+                used[-1].used_objects = score.objects if score.asked == score.images else None
+    return scores, used
 
 
-def _first_source(experiment: Experiment) -> Source | None:
-    """Return the first data set of the training; the check of training data says what is wrong with it."""
-    for data in experiment.of(['train']):
+def _aligned(numbers: dict[Any, int], own: dict[Any, int]) -> dict[Any, int]:
+    """Return numbers of classes with those whose name alone differs, which a model takes for one class."""
+    names = {index: name for name, index in numbers.items()}
+    others = {name: index for name, index in own.items() if name not in numbers and names.get(index) not in own}
+    return {**numbers, **(others if len(own) == len(numbers) else {})}
+
+
+def _read_training(experiment: Experiment) -> tuple[Source | None, list[Used]]:
+    """Return the first data set of the training without its images, and how much of all is used.
+
+    The check of training data says what is wrong with it.
+    """
+    first, used = None, Used('train')
+    for data in experiment.datasets_of(['train']):
         try:
             source = read_source(data)
         except ValueError:
-            return None
-        if source:  # the samples have served to number the classes
-            source.stated.files, source.loaded, source.samples = {}, [], source.samples[:1]
-        return source
-    return None
+            return first, []
+        if source is None:
+            return first, []
+        used.add(source)
+        # It has served; the first sample has the settings of all.
+        source.stated.files, source.loaded, source.samples = {}, [], source.samples[:1]
+        source.built = None
+        first = first or source
+    return first, [used]
 
 
 def ask_evaluators(
@@ -104,9 +132,22 @@ def ask_evaluators(
         except Exception as error:  # of any evaluator, data set or transform
             is_of_answers = isinstance(error, ImportError) or 'pred_' in str(error)  # that are not made here
             score.is_known = are_known(evaluator_entry(experiment, split)) and not is_of_answers
-            fails = f'the evaluator fails on the answers of a perfect model ({described(error)})'
+            fails = (
+                f'the evaluator fails on the answers of a perfect model ({described(error)}){hint_on_reading(error)}'
+            )
             score.problem = fails if score.is_known else f'a perfect model was not asked: {fails}'
     return score if score.scores or score.problem or score.is_known else None
+
+
+def _reason(error: Exception, sources: Sequence[Source]) -> str:
+    """Return why an evaluator fails, with an annotation that lacks what it asks for."""
+    names = ', '.join(dict.fromkeys(source.stated.name for source in sources))
+    example = ''
+    if isinstance(error, KeyError):
+        objects = (one for source in sources for one in source.stated.objects())
+        without = next((one.entry for one in objects if error.args[:1] and error.args[0] not in one.entry), None)
+        example = f', such as for {shown(without)}' if without else ''
+    return f'on {names} ({described(error)}{example}){hint_on_evaluation(error)}'
 
 
 # Boxes and masks of objects.

@@ -17,7 +17,7 @@ from mmengine.registry import DATASETS, EVALUATOR, METRICS
 
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import Experiment, dicts
-from swin_dense.workbench.configs.images import chosen
+from swin_dense.workbench.configs.images import sample_evenly
 from swin_dense.workbench.configs.stated import Source, StatedObject, quiet, shown
 
 MOST_IMAGES = 1000  # of a large split that are asked about
@@ -119,6 +119,34 @@ class PerfectScore:
         content = {**vars(self), 'is_perfect': self.is_perfect, 'is_error': self.is_error}
         content['missed'] = [{**vars(one), 'example': shown(one.example)} for one in self.missed]
         return content
+
+
+@dataclass
+class Used:
+    """How much of the data of a split is used, to train or to evaluate.
+
+    Attributes:
+        split: 'train', 'val' or 'test'.
+        images: the number of images that the annotations state, of which ``used_images`` are used.
+        objects: the number of objects that they state, of which ``used_objects`` are trained on or counted; None for
+            masks of pixels.
+    """
+
+    split: str
+    images: int = 0
+    used_images: int = 0
+    objects: int | None = None
+    used_objects: int | None = None
+
+    def add(self, source: Source) -> None:
+        """Add a data set of the split."""
+        files = source.stated.files.values()
+        self.images += len(source.stated.files)
+        self.used_images += len({sample.get('img_path') for sample in source.samples})
+        if any('instances' in sample for sample in source.loaded):
+            self.objects = (self.objects or 0) + sum(len(file.objects) for file in files)
+            used = sum(not one.get('ignore_flag') for sample in source.samples for one in sample.get('instances') or ())
+            self.used_objects = (self.used_objects or 0) + used
 
 
 @dataclass
@@ -245,7 +273,7 @@ class Question:
             file = source.stated.files.get(path)
             for one in file.objects if file else ():
                 first.setdefault(one.label if one.id else ('without a number', one.id), index)
-        evenly = chosen(range(len(paths)), most // 2, False)
+        evenly = sample_evenly(range(len(paths)), most // 2, False)
         found = dict.fromkeys([*several[: most // 4], *fullest[: most // 8], *first.values(), *evenly])
         return sorted([*found][:most])
 
@@ -277,7 +305,8 @@ def evaluator_entry(experiment: Experiment, split: str) -> Any:
     kept = []
     for part in entry if isinstance(entry, (list, tuple)) else [entry]:
         is_entry = isinstance(part, dict) and isinstance(part.get('type'), str)
-        kind = METRICS.get(part['type']) if is_entry else None
+        with METRICS.switch_scope_and_registry(experiment.scope) as registry:
+            kind = registry.get(part['type']) if is_entry else None
         writes_only = part.get('format_only') or (isinstance(kind, type) and issubclass(kind, DumpResults))
         if is_entry and not writes_only:
             kept.append(part)

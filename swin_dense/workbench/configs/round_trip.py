@@ -24,7 +24,6 @@ from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
-from swin_dense.workbench.configs.coco import check_evaluable, notes_on_evaluation
 from swin_dense.workbench.configs.experiment import DataSet, dicts
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, sample_evenly
 from swin_dense.workbench.configs.segmentations import check_mask
@@ -79,7 +78,6 @@ def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
         section = 'image' if wrong[0].file == '' else 'category'
         count = f'{len(wrong)} of {len(objects)} annotations are wrong, such as {shown(wrong[0].entry)}'
         raise ValueError(f'{name}: {count}: no {section} has this {key} (1 and "1" are different)')
-    check_evaluable(source)
     empty = sum(not file.objects for file in source.stated.files.values())
     notes = [f'{len(source.loaded)} images, {empty} without annotations, {len(objects)} annotations']
     trip = compare(source, classes)
@@ -87,14 +85,13 @@ def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
     notes += _notes_on_repetitions(source)
     notes += _notes_on_masks(source, classes)
     notes += _notes_on_images(source)
-    of_evaluation = notes_on_evaluation(source)
     notes += _check_files(source, every_image)
     scale = _load_samples(source)
     if not data.is_evaluated:
         notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], scale)
     data.used_images = len(source.samples)
     data.files = frozenset(os.path.realpath(sample['img_path']) for sample in source.samples)
-    return [f'{data.annotations or data.address}: {note}' for note in notes] + of_evaluation
+    return [f'{data.annotations or data.address}: {note}' for note in notes]
 
 
 def compare(source: Source, classes: Sequence[Any]) -> Trip:

@@ -27,7 +27,9 @@ def check_data(config, splits, every_image=False, trained=()):
     """Look at the data of a config, as the commands do."""
     from swin_dense.workbench.configs import checking, experiment
 
-    return checking.check_data(experiment.Experiment(config), splits, every_image, trained)
+    checked = checking.check_data(experiment.Experiment(config), splits, every_image, trained)
+    checked.raise_errors()
+    return checked.notes
 
 
 class OwnData:

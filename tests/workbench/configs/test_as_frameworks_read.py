@@ -1,7 +1,5 @@
 """What the look before training says, beside the data sets, loaders and metrics of mmdet and mmseg themselves."""
 
-import contextlib
-import io
 import json
 import re
 
@@ -9,8 +7,6 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-import torch
-from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
@@ -180,46 +176,6 @@ def test_masks_are_those_that_mmdet_loads(tmp_path, form):
     assert numbers(notes_on(config, dataset, False), r'by up to (\d+) pixels') == [rows[-1] + 1 - 24]
 
 
-def average_precision(path, content):
-    """Return the AP of predictions that are the objects themselves, by mmdet's metric."""
-    metric = CocoMetric(ann_file=str(path), metric='bbox')
-    metric.dataset_meta = {'classes': NAMES}
-    for image in content['images']:
-        own = [one for one in content['annotations'] if one['image_id'] == image['id'] and not one['iscrowd']]
-        boxes = torch.tensor([one['bbox'] for one in own], dtype=torch.float64).reshape(-1, 4)
-        labels = torch.tensor([one['category_id'] - 1 for one in own], dtype=torch.long)
-        boxes[:, 2:] += boxes[:, :2]
-        found = {'bboxes': boxes, 'scores': torch.full((len(own),), 0.9), 'labels': labels}
-        shape = (image['height'], image['width'])
-        metric.process({}, [{'img_id': image['id'], 'ori_shape': shape, 'pred_instances': found}])
-    with contextlib.redirect_stdout(io.StringIO()):
-        return metric.evaluate(len(content['images']))['coco/bbox_mAP']
-
-
-@pytest.mark.parametrize('start', [-2, 0, 1, 7])
-def test_numbers_of_annotations_that_count_as_no_match(tmp_path, start):
-    """Perfect predictions have an AP of 1 just where the look finds no fault."""
-    images, annotations = [], []
-    for key in range(4):
-        Image.new('RGB', (64, 64)).save(tmp_path / f'{key}.png')
-        images.append({'id': key, 'file_name': f'{key}.png', 'width': 64, 'height': 64})
-        box = {'category_id': 1 + key % 2, 'bbox': [9, 9, 30, 30], 'area': 900, 'iscrowd': 0}
-        annotations.append({**box, 'id': start + key, 'image_id': key})
-    categories = [{'id': index, 'name': name} for index, name in enumerate(NAMES, 1)]
-    content = {'images': images, 'annotations': annotations, 'categories': categories}
-    (tmp_path / 'a.json').write_text(json.dumps(content))
-    config, dataset = coco_config(data_root=str(tmp_path), test_mode=True)
-    notes_on(config, dataset, False)
-    precision = average_precision(tmp_path / 'a.json', content)
-    if 0 in range(start, start + 4):
-        assert precision < 1
-        with pytest.raises(ValueError, match=r"1 of 4 annotations are wrong, such as .*'id': 0,.*number them from 1"):
-            notes_on(config, dataset, True)
-    else:
-        assert precision == 1
-        notes_on(config, dataset, True)
-
-
 def write_image(path, kind, bands):
     """Write an image of random values: 12 bits are stored in 16."""
     generator = np.random.default_rng(bands)
@@ -366,29 +322,3 @@ def test_pixels_that_mmseg_ignores(tmp_path, reduce_zero, ignored):
     text = ', '.join(map(str, ignored))
     assert f'{share:.2g} % of their pixels are ignored, those of the values {text}' in ' '.join(notes)
     assert numbers(notes, r'mmseg uses (\d+) of (\d+) images') == [len(DATASETS.build(dataset)), 3]
-
-
-def test_objects_that_an_evaluation_counts_as_missed(tmp_path):
-    """More objects than the model returns, and annotations that the evaluator does not compare with."""
-    annotations = []
-    for key in range(5):
-        box = {'category_id': 1, 'bbox': [2, 2 + 10 * key, 9, 9], 'area': 81, 'iscrowd': int(key == 4)}
-        annotations.append({**box, 'id': key + 1, 'image_id': 1})
-    Image.new('RGB', (64, 64)).save(tmp_path / '0.png')
-    content = {
-        'images': [{'id': 1, 'file_name': '0.png', 'width': 64, 'height': 64}],
-        'annotations': annotations,
-        'categories': [{'id': index, 'name': name} for index, name in enumerate(NAMES, 1)],
-    }
-    (tmp_path / 'a.json').write_text(json.dumps(content))
-    config, entry = coco_config(data_root=str(tmp_path), test_mode=True)
-    other = str(tmp_path / 'b.json')
-    config.val_evaluator = {'type': 'CocoMetric', 'metric': 'bbox', 'ann_file': other}
-    config.model.test_cfg = {'rpn': {'max_per_img': 2}, 'rcnn': {'max_per_img': 3}}
-    data = DataSet(Experiment(config), entry, 'val', 'val_dataloader.dataset')
-    *_, evaluator, limit = check_objects(data)
-    assert evaluator.startswith(
-        f'val_dataloader.dataset reads {tmp_path}/a.json, but its evaluator compares with {other}'
-    )
-    assert '1 of 1 images have more objects than the 3 that the model returns, so that 1 count as missed: ' in limit
-    assert limit.endswith('--set model.test_cfg.rcnn.max_per_img=4')
