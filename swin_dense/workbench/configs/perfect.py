@@ -132,9 +132,7 @@ def ask_evaluators(
         except Exception as error:  # of any evaluator, data set or transform
             is_of_answers = isinstance(error, ImportError) or 'pred_' in str(error)  # that are not made here
             score.is_known = are_known(evaluator_entry(experiment, split)) and not is_of_answers
-            fails = (
-                f'the evaluator fails on the answers of a perfect model ({described(error)}){hint_on_reading(error)}'
-            )
+            fails = f'the evaluator fails on the answers of a perfect model {_reason(error, sources)}'
             score.problem = fails if score.is_known else f'a perfect model was not asked: {fails}'
     return score if score.scores or score.problem or score.is_known else None
 

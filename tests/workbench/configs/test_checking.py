@@ -480,6 +480,7 @@ def test_images_without_masks_are_not_augmented_with_them(roads):
     config = roads.write()
     dataset = config.test_dataloader.dataset
     dataset.data_prefix.pop('seg_map_path')
+    config.test_evaluator.update(format_only=True, output_dir='predictions')
     dataset.pipeline = [step for step in dataset.pipeline if step['type'] != 'LoadAnnotations']
     assert dataset_of(config, 'test')[0]['inputs'].shape[0] == 3
     check_data(config, ('test',))
