@@ -70,6 +70,7 @@ def test_a_readable_copy_is_written_beside_the_config(fruit, capsys, damage, sai
     assert 0 not in COCO(config.val_evaluator.ann_file).anns
     for split in copied:
         config[f'{split}_dataloader'].dataset.ann_file = str(fruit.root / (TRAIN if split == 'train' else VAL))
+    config.val_evaluator.ann_file = str(fruit.root / VAL)
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         check_data(config, ('train', 'val'))
     if damage is not from_zero:
