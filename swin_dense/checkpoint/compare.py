@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swin_dense.archs.spec import Spec
 from swin_dense.checkpoint.convert import TABLE, ConvertedBackbone
-from swin_dense.checkpoint.families import is_standard, plain_name
+from swin_dense.checkpoint.families import COORDINATES, is_standard, plain_name
 from swin_dense.checkpoint.infer import pretrained_sides
 from swin_dense.checkpoint.report import Report
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
@@ -26,6 +26,7 @@ HEAD = ('head.weight', 'head.bias')
 OF_CLASSIFIER = frozenset({'norm.weight', 'norm.bias', *HEAD})
 # Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
+_ORIGINAL = re.compile(r'\.(base_layer|original_module)\.')  # the names of PEFT for what it wraps
 _CLASSIFIER_CLAMPS = (
     'a classifier shrinks its windows to small maps, such as those of the last stage at 224 pixels; to reproduce its '
     'outputs, build the model with clamp_window=True'
@@ -55,7 +56,7 @@ class Target:
         state = dict(state_of(model))
         names, shapes = {}, {}
         for key, tensor in state.items():
-            if not key.endswith('_flat_param'):
+            if not key.endswith(('_flat_param', COORDINATES)):  # the model computes the latter
                 name = plain_name(key).removeprefix('backbone.' if spec.is_classifier else '')
                 is_whole = '_fsdp_wrapped_module.' not in key and tensor.numel()
                 names[name] = _SELF_RENAMING.sub('', key)
@@ -84,8 +85,10 @@ class Target:
         ours = {}
         for name, tensor in given.items():
             wrapped = [own for own in self.added if self.shapes[own] == tensor.shape and _is_wrapped(own, name)]
-            if len(wrapped) == 1:
-                ours[wrapped[0]] = name
+            # The matrices of LoRA may have the shape of the weight, and its copies in modules_to_save have.
+            originals = [own for own in wrapped if _ORIGINAL.search(own)] or wrapped
+            if len(originals) == 1:
+                ours[originals[0]] = name
         names = {ours.get(own, own): key for own, key in self.names.items()}
         shapes = {ours.get(own, own): shape for own, shape in self.shapes.items()}
         return replace(self, names=names, shapes=shapes)
@@ -130,6 +133,7 @@ def compare(
     others = {name: tensor for name, tensor in weights.tensors.items() if name not in target.names}
     renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
     if renamed:
+        weights = _with_copies(weights, target, renamed)
         target = target.extended_by(renamed)
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
@@ -154,14 +158,14 @@ def compare(
     unused = [name for name in weights.parameters if name not in target.shapes]
     for name in unused:
         keys = weights.parameters[name].keys
-        reason = _why_left_out(name, target)
+        reason = _why_left_out(name, target, weights.is_classifier)
         if reason:
             report.left_out.update(dict.fromkeys(keys, reason))
             continue
         report.unexpected += keys
         if is_standard(name) or weights.family.is_numbered(name):
             excess += keys
-    if not target.spec.clamp_window and not OF_CLASSIFIER.isdisjoint(unused):
+    if not target.spec.clamp_window and weights.is_classifier and not OF_CLASSIFIER.isdisjoint(unused):
         report.notes.append(_CLASSIFIER_CLAMPS)
     if (excess or len(report.missing) > len(report.new)) and not allow_partial:
         from swin_dense.checkpoint import explain
@@ -264,6 +268,15 @@ def _with_final_norm(weights: ConvertedBackbone, target: Target) -> ConvertedBac
     return replace(weights, parameters=parameters)
 
 
+def _with_copies(weights: ConvertedBackbone, target: Target, names: Iterable[str]) -> ConvertedBackbone:
+    """Return weights that also have the copies of modules that PEFT trains, as its modules_to_save."""
+    parameters = dict(weights.parameters)
+    for own in [own for own in target.added if '.modules_to_save.' in own]:
+        for name in [name for name in names if _is_wrapped(own, name)]:
+            parameters.setdefault(own, weights.parameters[name])
+    return replace(weights, parameters=parameters)
+
+
 def _is_new(name: str, weights: ConvertedBackbone, target: Target) -> bool:
     """Return whether a missing parameter is an output norm or not part of a Swin, so that its absence is no error."""
     norm = OUT_NORM.fullmatch(name)
@@ -272,14 +285,19 @@ def _is_new(name: str, weights: ConvertedBackbone, target: Target) -> bool:
     return weights.parameters.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
 
 
-def _why_left_out(name: str, target: Target) -> str:
-    """Return why a model does not need an entry of the checkpoint, or '' for entries that it should have."""
+def _why_left_out(name: str, target: Target, is_classifier: bool) -> str:
+    """Return why a model does not need an entry of the checkpoint, or '' for entries that it should have.
+
+    ``is_classifier`` says that the head and the final norm are those of a classifier of a library.
+    """
     if target.is_unbuilt(name):
         return 'stages above the last output'
     norm = OUT_NORM.fullmatch(name)
     if norm and not any(own.startswith(f'norm{norm[1]}.') for own in target.names):
         return 'norms of stages that are not returned'
     if name in OF_CLASSIFIER:
+        if not is_classifier:
+            return 'other parts of the model'
         return 'the classifier' if name in HEAD else "the classifier's final norm"
     return ''
 

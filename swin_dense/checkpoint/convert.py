@@ -69,6 +69,15 @@ class ConvertedBackbone:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
+    def is_classifier(self) -> bool:
+        """Whether it is a classifier of a library; a head beside a backbone under a prefix may be any module."""
+        head = self.parameters.get('head.weight')
+        if head is None or head.tensor is None:
+            return 'norm.weight' in self.parameters
+        is_inside = plain_name(head.keys[0]).startswith(self.prefix)
+        return head.tensor.ndim == 2 and (is_inside or self.label in ('mmpretrain', 'transformers'))
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 

@@ -13,6 +13,7 @@ from swin_dense.checkpoint.report import Report
 from swin_dense.utils.checks import first_few, shortened
 from swin_dense.utils.errors import CheckpointError
 
+_STEM = 'patch_embed.projection.weight'
 _LOAD_WHAT_FITS = (
     'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
@@ -97,9 +98,11 @@ def _error(
             f'Damaged: {first_few(values, separator="; ")}. The training diverged, or the values overflowed in a '
             'conversion to a smaller type; use an earlier checkpoint.'
         )
-    if excess:
-        lines.append(f'In the checkpoint, but not in the model: {first_few(excess)}.')
-    if (report.missing or excess) and allows_partial:
+    extra = dict.fromkeys([*excess, *report.unexpected] if report.absent or excess else [])
+    if extra:  # what is missing may have another name
+        lines.append(f'In the checkpoint, but not in the model: {first_few(extra)}.')
+    # Without the patch embedding, what fits is of no use.
+    if (report.missing or excess) and allows_partial and _STEM not in report.missing:
         lines.append(_LOAD_WHAT_FITS)
     return CheckpointError('\n  '.join(lines))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.archs.weights import recognised_preset
-from swin_dense.checkpoint.compare import Target, check_windows, compare, state_of
+from swin_dense.checkpoint.compare import HEAD, Target, check_windows, compare, state_of
 from swin_dense.checkpoint.convert import ConvertedBackbone, convert
 from swin_dense.checkpoint.families import COORDINATES
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
 from swin_dense.checkpoint.report import Report
 from swin_dense.utils import checks
+from swin_dense.utils.checks import first_few
 from swin_dense.utils.errors import CheckpointError
 from swin_dense.utils.names import unwrapped_module
 
 _logger = logging.getLogger(__package__)
 Log = Callable[[Report], Any]
+_TORCHS_LOAD = nn.Module.load_state_dict.__code__
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
 _required = contextvars.ContextVar('required', default='all')
@@ -122,9 +125,10 @@ def load_weights(
 def allow_partial_loading() -> Iterator[None]:
     """Allow ``load_state_dict`` to load only some of a backbone's parameters, or none.
 
-    Outside this context, ``load_state_dict`` raises an error if backbone parameters are missing, also with
-    ``strict=False``. Inside it, a state dict of only a head or of part of a backbone loads. In a config, the
-    backbone's option ``allow_partial=True`` does the same.
+    Outside this context, ``load_state_dict`` raises an error if backbone parameters are missing. With
+    ``strict=False``, torch's method loads a part of the model's own state dict, such as a shard, and a warning names
+    what is missing; any other state dict raises the error. Inside the context, a state dict of only a head or of part
+    of a backbone of any library loads. In a config, the backbone's option ``allow_partial=True`` does the same.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -152,7 +156,7 @@ def convert_before_load(module: Any, state_dict: MutableMapping[str, Any], prefi
     """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
-    this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
+    this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored; see :func:`_loads_own_part`.
     """
     if _required.get() != 'nothing':
         _convert_in_place(module, state_dict, prefix)
@@ -169,7 +173,8 @@ def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix:
         return
     if not given and not prefix:
         raise CheckpointError('the state dict is empty')
-    if not given:
+    is_part = not partial and _loads_own_part()
+    if not given and not is_part:
         raise CheckpointError(
             f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a '
             "backbone or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', "
@@ -178,10 +183,15 @@ def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix:
             'allow_partial=True (in a config, to the backbone)'
         )
     parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
-    if parameters.keys() <= {target.names[name] for name in target.added}:
+    if parameters and parameters.keys() <= {target.names[name] for name in target.added}:
         return
-    if _is_own(parameters, target):
-        if target.spec.network == 'swinv2' and not target.spec.is_classifier and not partial:
+    if _is_own(parameters, target, is_part):
+        missing = [name for name, key in target.names.items() if key not in parameters and name not in target.added]
+        if missing:
+            level = logging.INFO if {*missing} <= {*HEAD} else logging.WARNING
+            text = '%s has %d parameters of the backbone; with strict=False, the others keep their values: %s'
+            _logger.log(level, text, described, len(parameters), first_few(missing))
+        elif target.spec.network == 'swinv2' and not target.spec.is_classifier and not partial:
             doubts = check_windows(described, convert(given, described), target)
             # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
             for doubt in doubts if not target.spec.clamp_window else ():
@@ -208,12 +218,27 @@ def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix:
     module.log_load(report)
 
 
-def _is_own(given: Mapping[str, Any], target: Target) -> bool:
-    """Return whether a state dict has exactly the module's keys and shapes."""
-    if not target.complete or given.keys() != set(target.names.values()):
+def _is_own(given: Mapping[str, Any], target: Target, is_part: bool) -> bool:
+    """Return whether a state dict has exactly the module's keys and shapes, or some of them."""
+    keys = set(target.names.values())
+    if not target.complete or not (given.keys() <= keys if is_part else given.keys() == keys):
         return False
-    tensors = {name: given[key] for name, key in target.names.items()}
+    tensors = {name: given[key] for name, key in target.names.items() if key in given}
     return all(
         isinstance(tensor, Tensor) and target.shapes[name] in (None, tuple(tensor.shape))
         for name, tensor in tensors.items()
     )
+
+
+def _loads_own_part() -> bool:
+    """Return whether torch's ``load_state_dict`` is called with ``strict=False`` and only keys of the model itself.
+
+    Libraries do so for shards, and for what an adapter has trained. A hook learns it from the frame alone.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _TORCHS_LOAD:
+        frame = frame.f_back
+    if frame is None or frame.f_locals['strict']:
+        return False
+    own = {name for name, _ in state_of(frame.f_locals['self'])}
+    return bool(own.issuperset(frame.f_locals['state_dict']))

@@ -58,7 +58,7 @@ class CosineWindowAttention(WindowAttention):
         **options: Any,
     ) -> None:
         super().__init__(channels, num_heads, qkv_bias=False, use_rel_pos_bias=False, qk_scale=1.0, **options)
-        self.scale_positions(pretrained_window_size)
+        self.pretrained_window_size = pretrained_window_size
         self.logit_scale = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.cpb_mlp = nn.Sequential(
             nn.Linear(2, CPB_CHANNELS),
@@ -69,26 +69,31 @@ class CosineWindowAttention(WindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.reset_position()
 
+    relative_coords_table: Tensor
+
     def scale_positions(self, pretrained_window_size: Size | None) -> None:
         """Set the window that the position network was trained with, as the constructor does."""
         self.pretrained_window_size = pretrained_window_size
-        trained = pretrained_window_size or self.window_size
-        rows, columns = (2 * side - 1 for side in self.window_size)
-        # In files, as by the authors' code, because no parameter says it. No buffer: those follow the dtype of the
-        # model, may be made without values, and are sent to all devices in each step.
-        coordinates = log_spaced_offsets(self.window_size, trained, torch.device('cpu'))
-        self.relative_coords_table = coordinates.view(1, rows, columns, 2)
+        # As in the authors' files, because no parameter tells the windows. It is computed anew where it is used: a
+        # buffer follows the dtype of the model.
+        self.register_buffer('relative_coords_table', self._coordinates(self.logit_scale.device))
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        table = self.relative_coords_table.to(self.logit_scale.device, copy=True)
-        destination[f'{prefix}relative_coords_table'] = table
+    def _coordinates(self, device: torch.device) -> Tensor:
+        """Return the coordinates of all offsets as the authors store them, (1, rows, columns, 2)."""
+        trained = self.pretrained_window_size or self.window_size
+        rows, columns = (2 * side - 1 for side in self.window_size)
+        return log_spaced_offsets(self.window_size, trained, device).view(1, rows, columns, 2)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *options: Any) -> None:
-        state_dict.pop(f'{prefix}relative_coords_table', None)  # the backbone compares it with its own
+        # The backbone has compared the table with its own, which may be of another window, or without values.
+        name, own = f'{prefix}relative_coords_table', self.relative_coords_table
+        device = state_dict.get(name, own).device
+        table = self._coordinates(torch.device('cpu') if device.type == 'meta' else device)
+        state_dict[name] = table.to(own.dtype)
         super()._load_from_state_dict(state_dict, prefix, *options)
 
     def reset_position(self) -> None:
+        self.scale_positions(self.pretrained_window_size)
         nn.init.constant_(self.logit_scale, math.log(10))
         for bias in (self.q_bias, self.v_bias):
             if bias is not None:

@@ -19,9 +19,9 @@ mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
 
 
 class Detector(nn.Module):
-    def __init__(self, seed=0, **options):
+    def __init__(self, seed=0, kind=SwinBackbone, **options):
         super().__init__()
-        self.backbone = randomize(SwinBackbone(**{**ARCH, **options}), seed)
+        self.backbone = randomize(kind(**{**ARCH, **options}), seed)
         self.head = randomize(nn.Linear(2, 2), seed)
 
 
@@ -67,14 +67,13 @@ def test_a_whole_model_loads_the_frameworks_checkpoint(load):
 @pytest.mark.parametrize(
     'damage',
     [
-        lambda state: without('backbone', state),
         without_prefix,
         lambda state: {'model': without_prefix(state)},
         lambda state: without('reduction', state),
         lambda state: {name.replace('stages', 'levels'): tensor for name, tensor in state.items()},
         lambda state: {name: tensor[..., :1] for name, tensor in state.items()},
     ],
-    ids=['head only', 'bare backbone', 'classifier', 'missing', 'renamed', 'reshaped'],
+    ids=['bare backbone', 'classifier', 'missing', 'renamed', 'reshaped'],
 )
 def test_a_backbone_that_does_not_load_raises_and_keeps_its_weights(load, damage):
     model = Detector(2)
@@ -82,6 +81,36 @@ def test_a_backbone_that_does_not_load_raises_and_keeps_its_weights(load, damage
     with pytest.raises(CheckpointError):
         load(model, damage(frameworks_checkpoint(Detector(1))))
     assert equal_weights(model.backbone, before)
+
+
+PARTS = {'head': 'backbone', 'without the patch embedding': 'patch_embed', 'without a stage': 'stages.0'}
+
+
+@pytest.mark.parametrize('word', PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_a_part_of_the_models_own_state_loads_by_torch_if_it_may_be_one(kind, word, caplog):
+    """As shards and adapters need it; of the same keys, mmengine and strict loads need all."""
+    source, model = Detector(1, kind), Detector(2, kind)
+    before = copy.deepcopy(model)
+    part = without(word, source.state_dict())
+    for load in (strictly, by_mmengine):
+        with pytest.raises(CheckpointError):
+            load(model, part)
+        assert equal_weights(model.backbone, before.backbone)
+    if word != 'backbone':
+        with pytest.raises(CheckpointError):
+            load_checkpoint(model.backbone, part)
+    caplog.clear()
+    result = loosely(model, part)
+    assert equal_weights(part, model)
+    assert {*result.missing_keys} == without('coords', source.state_dict()).keys() - part.keys()
+    (warning,) = caplog.records
+    assert 'with strict=False, the others keep their values: patch_embed' in warning.message or word == 'stages.0'
+    assert warning.levelname == 'WARNING'
+    loosely(model, {name: tensor for name, tensor in source.state_dict().items() if word in name})
+    assert equal_weights(model, source)
+    with pytest.raises(CheckpointError):  # with another key, it is not the model's own
+        loosely(model, {**part, 'other': torch.zeros(1)})
 
 
 def test_the_error_for_a_bare_backbone_suggests_a_fix():
@@ -111,7 +140,7 @@ class TestPartialLoading:
         assert len(missing) == len(before.state_dict())
         assert not unexpected
         with pytest.raises(CheckpointError):  # outside the context manager
-            model.load_state_dict(head, strict=False)
+            by_mmengine(model, head)
 
     def test_part_of_a_foreign_backbone_is_converted(self):
         source, model = Detector(1), Detector(2)

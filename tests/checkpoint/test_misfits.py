@@ -272,6 +272,31 @@ def test_the_report_of_a_classifier_suggests_clamp_window():
     assert 'clamp_window' not in str(load(build(), build(1).state_dict()))
 
 
+@pytest.mark.parametrize(
+    ('prefix', 'head', 'is_classifier'),
+    [
+        ('', {'head.weight': (5, 64), 'head.bias': (5,)}, True),
+        ('', {'head.weight': (5, 64, 1, 1)}, False),
+        ('backbone.', {'head.weight': (5, 64), 'head.bias': (5,)}, False),  # as in docs/plain-pytorch.md
+        ('backbone.', {'head.fc.weight': (5, 64)}, True),  # of mmpretrain
+    ],
+)
+def test_a_head_of_the_users_own_is_no_classifier(prefix, head, is_classifier):
+    state = prefixed(prefix, build(1)) | {name: torch.zeros(shape) for name, shape in head.items()}
+    report = load(build(2), state)
+    assert ('clamp_window=True' in str(report)) == is_classifier
+    reason = 'the classifier' if is_classifier else 'other parts of the model'
+    assert report.left_out == dict.fromkeys(head, reason)
+
+
+def test_a_patch_embedding_of_another_name_is_named_and_not_left_random():
+    """As in a network that has one for each sensor: what is left over is what is missing."""
+    state = {key.replace('patch_embed.projection', 'conv_rgb.0'): x for key, x in build(1).state_dict().items()}
+    message = raises_and_keeps(build(2), state, r'Missing in the checkpoint: patch_embed\.projection\.weight')
+    assert 'In the checkpoint, but not in the model: conv_rgb.0.weight, conv_rgb.0.bias.' in message
+    assert 'allow_partial' not in message
+
+
 def spoiled(items, data):
     """Return the entries of a state dict of which one is dropped, renamed, reshaped, retyped or copied."""
     index = data.draw(st.integers(0, len(items) - 1))
