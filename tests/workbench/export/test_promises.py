@@ -9,20 +9,25 @@ import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from PIL import Image
 
-from swin_dense import runtime
+from swin_dense import export_model, runtime
 from swin_dense.commands._main import main
+from swin_dense.export import verify
 from swin_dense.workbench.export import agreement, whole
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures
 from tests.conftest import ROOT
 from tests.examples import load_example
+from tests.export.test_export import SHAPES, Pooled, assert_right, build
 from tests.processes import python
 
 KINDS = {
@@ -227,6 +232,88 @@ def test_a_file_for_one_size(exported, tmp_path, monkeypatch, name):
         assert boxes.shape[1:] == (4,)
         with pytest.raises(ValueError, match=f'inputs of {named} pixels, got 60x90; resize'):
             model.run(np.zeros((1, 3, 60, 90), np.float32))
+
+
+@pytest.mark.parametrize('kind', ['boxes', 'segmentor'])
+def test_the_server_of_the_page(exported, pixels, tmp_path, monkeypatch, kind):
+    """Its threads answer requests with the bytes of an image at the same time."""
+    shutil.copy(exported(KINDS[kind])[2], tmp_path / 'model.onnx')
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code_on_the_page('ThreadingHTTPServer').replace('8000', '0'), names)
+    names['Handler'].log_message = lambda *arguments: None
+    bodies = []
+    for size in ((96, 130), (128, 96), (64, 64)):
+        _, body = cv2.imencode('.png', pictures.resized(pixels, *size))
+        bodies.append(body.tobytes())
+    with names['server'] as server, ThreadPoolExecutor(THREADS + 1) as pool:
+        pool.submit(server.serve_forever)
+        answers = [*pool.map(functools.partial(answer_of, server), 3 * [*bodies, b'no image'])]
+        server.shutdown()
+    expected = [(200, names['model'](body)) for body in bodies]
+    error = 'image of 8 bytes: the content is not an image of a supported format'
+    assert answers == 3 * [*expected, (400, {'error': error})]
+
+
+def answer_of(server, body):
+    connection = HTTPConnection(*server.server_address, timeout=60)
+    connection.request('POST', '/', body)
+    response = connection.getresponse()
+    return response.status, json.load(response)
+
+
+def code_on_the_page(word):
+    """Return the block of Python in docs/serving.md that contains a word."""
+    blocks = re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'serving.md').read_text(), re.S | re.M)
+    (found,) = (block for block in blocks if word in block)
+    return found
+
+
+def run_by_openvino(path):
+    """Return a function that runs a file by the lines of docs/serving.md."""
+    names = {'path': path}
+    exec(code_on_the_page('create_infer_request').replace("'model.onnx'", 'path'), names)
+    return lambda feed: names['run'](feed['img'])
+
+
+BACKBONES = {
+    'onnxruntime': ('.onnx', verify.load),
+    'openvino': ('.onnx', run_by_openvino),
+    'torch.export': ('.pt2', verify.load),
+    'TorchScript': ('.ts', verify.load),
+}
+
+
+@pytest.fixture(scope='module')
+def backbone():
+    """Return a backbone of unusual options, and adaptive pools behind it."""
+    return Pooled(build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,)))
+
+
+@pytest.fixture(params=BACKBONES, scope='module')
+def run_backbone(request, backbone, shared_folder):
+    suffix, load = BACKBONES[request.param]
+    path = shared_folder / f'back bone{suffix}'
+    with FileLock(f'{path}.lock'):
+        if not path.exists():
+            assert len(export_model(backbone, path, size=(75, 100)).errors) == 3
+    return load(path)
+
+
+def test_a_backbone_equals_its_model_at_other_sizes_and_batches(run_backbone, backbone):
+    assert_right(run_backbone, backbone, SHAPES[::3])
+
+
+def test_threads_share_a_backbone(run_backbone):
+    random = np.random.default_rng(0)
+    images = [random.normal(size=(1, 3, *size)).astype(np.float32) for size in ((40, 56), (40, 56), (64, 33))]
+    given = [image.copy() for image in images]
+    alone = [run_backbone({'img': image}) for image in images]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(lambda image: run_backbone({'img': image}), 10 * images))
+    for outputs, expected in zip(found, 10 * alone, strict=True):
+        assert_equal(outputs, expected)
+    assert_equal(images, given)
 
 
 def test_the_example_scores_a_file_as_mmseg_does(exported, demo_data, capsys, monkeypatch):
