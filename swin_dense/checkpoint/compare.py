@@ -13,7 +13,7 @@ from swin_dense.archs.spec import Spec
 from swin_dense.checkpoint.convert import TABLE, ConvertedBackbone
 from swin_dense.checkpoint.families import COORDINATES, is_standard, plain_name
 from swin_dense.checkpoint.infer import pretrained_sides
-from swin_dense.checkpoint.report import Report
+from swin_dense.checkpoint.report import OTHER_PARTS, Report
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Size
@@ -297,7 +297,7 @@ def _why_left_out(name: str, target: Target, is_classifier: bool) -> str:
         return 'norms of stages that are not returned'
     if name in OF_CLASSIFIER:
         if not is_classifier:
-            return 'other parts of the model'
+            return OTHER_PARTS
         return 'the classifier' if name in HEAD else "the classifier's final norm"
     return ''
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import COORDINATES, LINEAR, Family, Name, Value, choose, outside, plain_name
+from swin_dense.checkpoint.report import COMPUTED, OTHER_PARTS
 from swin_dense.checkpoint.resize import offsets, window_of_index, windows_of_coordinates
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Size
@@ -24,7 +25,7 @@ from swin_dense.utils.errors import CheckpointError
 TABLE = '.relative_position_bias_table'
 # Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
 _LEFT_OUT = {
-    r'.*(relative_position_(?:index|bias)|relative_coords_table|attn_mask)': 'buffers that are computed here',
+    r'.*(relative_position_(?:index|bias)|relative_coords_table|attn_mask)': COMPUTED,
     r'(head|classifier|fc)\..*': 'the classifier',
     r'(.*\.)?mask_token': 'mask token of the pretraining',
     r'decoder\..*': 'decoder of the pretraining',
@@ -204,7 +205,7 @@ def _others(
             weight = value.T if is_transposed and value.ndim == 2 else value
             parameters[f'head.{head[2]}'] = Parameter((key,), weight)
         elif not names[key].startswith(prefix):
-            left_out[key] = 'other parts of the model'
+            left_out[key] = OTHER_PARTS
         elif reasons := [reason for pattern, reason in _LEFT_OUT.items() if re.fullmatch(pattern, inner)]:
             left_out[key] = reasons[0]
         else:

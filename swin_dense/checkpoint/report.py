@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from swin_dense.utils.checks import first_few
 
+# Reasons to leave entries of a checkpoint out.
+COMPUTED = 'buffers that are computed here'
+OTHER_PARTS = 'other parts of the model'
+
 
 @dataclass
 class Report:
@@ -49,11 +53,28 @@ class Report:
         lines += [f'  wrong shape or kind, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
         lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
         lines += [f'  missing, not loaded: {first_few(self.absent)}'] if self.absent else []
-        lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
+        lines += _without(self.left_out)
         lines += [f'  unexpected, ignored: {first_few(self.unexpected)}'] if self.unexpected else []
         lines += [f'  note: {note}' for note in self.notes]
         lines += [f'  warning: {doubt}' for doubt in self.doubts]
         return '\n'.join(lines)
+
+
+def _without(left_out: dict[str, str]) -> list[str]:
+    """Return a line for each reason to leave entries out, but for buffers, which every model computes.
+
+    Of the other parts of a model, such as a detector's heads, the line names the parts and not their parameters.
+    """
+    of_others = [key.split('.') for key, reason in left_out.items() if reason == OTHER_PARTS]
+    rest = {key: reason for key, reason in left_out.items() if reason not in (OTHER_PARTS, COMPUTED)}
+    lines = [f'  left out, {reason}: {names}' for reason, names in _grouped(rest)]
+    if of_others:
+        common = 1  # level of the names at which the parts differ
+        while len({path[common - 1] for path in of_others}) == 1 and all(len(path) > common + 1 for path in of_others):
+            common += 1
+        parts = dict.fromkeys('.'.join(path[:common]) for path in of_others)
+        lines.append(f'  left out, {OTHER_PARTS}, {len(of_others)} entries: {first_few(parts)}')
+    return lines
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:

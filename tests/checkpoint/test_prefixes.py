@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_dense import create_backbone
+from swin_dense import create_backbone, load_checkpoint
 from swin_dense.checkpoint import CheckpointError, export_state_dict
 from tests.checkpoint.helpers import (
     build,
@@ -14,7 +14,7 @@ from tests.checkpoint.helpers import (
     raises_and_keeps,
     same_outputs,
 )
-from tests.conftest import equal_weights
+from tests.conftest import equal_weights, tiny
 
 
 @pytest.mark.parametrize(
@@ -178,3 +178,14 @@ def test_a_few_keys_that_resemble_a_backbone_are_not_one():
 def test_a_prefix_without_a_checkpoint_is_an_error():
     with pytest.raises(TypeError, match=r"prefix='teacher' .* in a checkpoint"):
         create_backbone('swin_t', prefix='teacher')
+
+
+def test_the_report_of_ones_own_model_names_its_parts_and_no_parameters_of_them():
+    model = torch.nn.ModuleDict({'backbone': tiny(), 'neck': torch.nn.Conv2d(8, 8, 1), 'head': torch.nn.Linear(8, 3)})
+    saved = {'state_dict': model.state_dict()}
+    saved['state_dict']['backbone.stages.0.blocks.0.attn.w_msa.relative_position_index'] = torch.zeros(49, 49).long()
+    report = load_checkpoint(tiny(), saved, log=None)
+    last = str(report).splitlines()[-1]
+    assert last == '  left out, other parts of the model, 4 entries: state_dict.neck, state_dict.head'
+    assert len(str(report).splitlines()) == 3
+    assert sum(name.endswith('relative_position_index') for name in report.left_out) == 1
