@@ -110,9 +110,9 @@ def _facts(runs: Sequence[dict[str, Any]]) -> str:
     seconds = [run['costs']['train']['processor seconds'] for run in runs]
     processors = ' and '.join(sorted({run['processor'].partition(' (')[0] for run in runs}))
     return (
-        f'Seeds of three that have been run: {counted}. The losses of the first {FIRST} steps differ by at most {max(differences):.0e} of their '
-        f'value between the backbones. A training took {min(seconds):.0f} to {max(seconds):.0f} s of one thread '
-        f'({processors}). A cell has the score of each seed, in their order.'
+        f'Seeds of three that have been run: {counted}. The losses of the first {FIRST} steps differ by at most '
+        f'{max(differences):.0e} of their value between the backbones. A training took {min(seconds):.0f} to '
+        f'{max(seconds):.0f} s of one thread ({processors}). A cell has the score of each seed, in their order.'
     )
 
 
