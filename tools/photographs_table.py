@@ -62,22 +62,29 @@ def photographs_table() -> str:
 def trained_line() -> str:
     """Return the sentence of the README."""
     scores = _last_scores(_runs(), 0)
-    shown = '; '.join(f'{title}: {name} {values[0]} and {values[1]}' for title, name, values in scores)
+    shown = '\n'.join(
+        f'- {title}: {name} {values[0]}, and {values[1]} with `SwinDense`' for title, name, values in scores
+    )
     return (
         'Three small models were trained on public photographs from random weights, with `SwinTransformer` and with '
-        f'the word changed: {shown}. The first steps agree to the digits of float32. `python benchmarks/real_data.py` '
-        'repeats this ([on photographs](docs/on-photographs.md)).\n'
+        'the word changed (a figure for each seed):\n\n'
+        f'{shown}\n\n'
+        'The first steps agree to the digits of float32. Later, rounding changes which regions a detector samples, and '
+        'each training takes its own way. `python benchmarks/real_data.py` repeats this ([on '
+        'photographs](docs/on-photographs.md)).\n'
     )
 
 
 def chinese_trained_line() -> str:
     """Return the same sentence in Chinese."""
     scores = _last_scores(_runs(), 1)
+    shown = '\n'.join(f'- {title}：{name} {values[0]}，`SwinDense` 为 {values[1]}' for title, name, values in scores)
     return (
-        '三个小模型在公开照片上由随机权重开始训练，分别使用 `SwinTransformer` 与改动一个词之后的配置：'
-        f'{"；".join(f"{title}：{name} {values[0]} 与 {values[1]}" for title, name, values in scores)}。'
-        '最初几步在 float32 的精度内一致。`python benchmarks/real_data.py` 可重复这一训练'
-        '（[真实照片](docs/on-photographs.md)）。\n'
+        '三个小模型在公开照片上由随机权重开始训练，分别使用 `SwinTransformer` 与改动一个词之后的配置'
+        '（每个随机种子一个数值）：\n\n'
+        f'{shown}\n\n'
+        '最初几步在 float32 的精度内一致。之后舍入误差会改变检测器采样的区域，各次训练因此不同。'
+        '`python benchmarks/real_data.py` 可重复这一训练（[真实照片](docs/on-photographs.md)）。\n'
     )
 
 
