@@ -174,7 +174,8 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
         share = f'{left_out} of {trip.of_classes} boxes ({100 * left_out / trip.of_classes:.2g} %)'
         notes.append(f'mmdet does not train on {share}: {why}')
     notes += _notes_on_places(source, trip)
-    without = [label for label in classes if label not in {label for _, label, _ in trip.boxes}]
+    present = {label for _, label, _ in trip.boxes}
+    without = [label for label in classes if label not in present]
     if without:
         notes.append(f'{len(without)} of {len(classes)} classes have no box: {first_few(without)}')
     return notes
