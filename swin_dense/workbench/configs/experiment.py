@@ -13,9 +13,11 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
+from swin_dense.workbench.configs.settings import walk
 
 SPLITS = ('train', 'val', 'test')
 FILE_LOADERS = ('LoadImageFromFile', 'LoadBands')  # transforms that read an image from the file at its path
+_FILES = {'data_root', 'data_prefix', 'ann_file'}  # entries of data sets that read files
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
 TEXT_MODELS = ('GroundingDINO', 'GLIP')
 _OTHER_COUNTS = ('RPN', *TEXT_MODELS)
@@ -53,8 +55,9 @@ class Experiment:
         self.datasets: list[DataSet] = []
         for split in SPLITS:
             loader = config.get(f'{split}_dataloader') or {}
-            for address, entry in _reading_files(f'{split}_dataloader.dataset', loader.get('dataset')):
-                self.datasets.append(DataSet(self, entry, split, address))
+            for address, entry in walk(loader.get('dataset'), f'{split}_dataloader.dataset'):
+                if isinstance(entry, dict) and _FILES & set(entry):
+                    self.datasets.append(DataSet(self, entry, split, address))
 
     def parts(self) -> Iterator[Any]:
         """Yield every dict of the config, outer dicts first."""
@@ -62,7 +65,7 @@ class Experiment:
 
     def pipelines(self) -> Iterator[list]:
         """Yield every list of transforms that starts with ``LoadImageFromFile``."""
-        for part in _containers(list(self.config.values())):
+        for _, part in walk(list(self.config.values())):
             first = part[0] if isinstance(part, list) and part else None
             if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
                 yield part
@@ -173,20 +176,6 @@ def framework_of(config: Config) -> str:
     return scope
 
 
-def _reading_files(address: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a data set that read files, with their addresses."""
-    if isinstance(value, dict) and {'data_root', 'data_prefix', 'ann_file'} & set(value):
-        yield address, value
-    if isinstance(value, dict):
-        items = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        items = list(enumerate(value))
-    else:
-        return
-    for key, item in items:
-        yield from _reading_files(f'{address}.{key}', item)
-
-
 def _class_count(model: Any) -> int | None:
     """Return the most frequent number of classes in a model, as proposal heads have another than the other heads.
 
@@ -211,10 +200,8 @@ def is_panoptic(part: Any) -> bool:
 
 
 def dicts(value: Any) -> Iterator[Any]:
-    """Yield every dict in a config, outer dicts first."""
-    for part in _containers(value):
-        if isinstance(part, dict):
-            yield part
+    """Return every dict in a config, outer dicts first."""
+    return (part for _, part in walk(value) if isinstance(part, dict))
 
 
 def mapped_values(parts: Iterable[Any]) -> Sequence[int] | None:
@@ -223,11 +210,3 @@ def mapped_values(parts: Iterable[Any]) -> Sequence[int] | None:
         if step.get('type') == 'MapMaskValues':
             return step['values']
     return None
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, (dict, list, tuple)):
-        yield value
-        items = value.values() if isinstance(value, dict) else value
-        for item in list(items):
-            yield from _containers(item)

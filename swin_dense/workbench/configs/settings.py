@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils import checks
@@ -75,18 +75,22 @@ def notes_on_settings(settings: Sequence[str]) -> list[str]:
     ]
 
 
+def walk(value: Any, address: str = '') -> Iterator[tuple[str, Any]]:
+    """Yield all values inside a value, outer ones first, with the keys and numbers that lead to them, as in `--set`."""
+    yield address, value
+    items: list[Any] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    for key, item in items:
+        yield from walk(item, f'{address}.{key}' if address else str(key))
+
+
 def _entry(config: Config, names: Sequence[str]) -> Any:
     """Return an entry of a config, by the keys and the numbers in lists that lead to it, or None if there is none."""
-    there: Any = config
-    for name in names:
-        if isinstance(there, (list, tuple)):
-            is_index = name.isdigit() and int(name) < len(there)
-            there = there[int(name)] if is_index else None
-        elif isinstance(there, Mapping) or there is config:
-            there = there.get(name)
-        else:
-            return None
-    return there
+    wanted = '.'.join(names)
+    return next((value for address, value in walk(dict(config.items())) if address == wanted), None)
 
 
 def _check_kind(config: Config, key: str, value: Any) -> None:

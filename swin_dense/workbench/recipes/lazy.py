@@ -13,6 +13,8 @@ from mmengine.config import Config
 from mmengine.config.lazy import LazyAttr, LazyObject
 from mmengine.registry import MODELS, Registry
 
+from swin_dense.workbench.configs.settings import walk
+
 # Keys whose values mmengine looks up in a registry if they are names.
 _KEYS = ('type', 'constructor', 'runner_type')
 _ALWAYS_IMPORTED = ('mmengine', 'mmcv', 'torch')
@@ -39,16 +41,9 @@ def with_names(config: Config) -> Config:
 
 def imported_values(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the place in a config, such as 'model.backbone.type', and the import of each value that it imports."""
-    yield from _imported('', config._to_lazy_dict())
-
-
-def _imported(place: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, (LazyObject, LazyAttr)):
-        yield place.removeprefix('.'), f'{value.module}.{value}'
-    elif isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _imported(f'{place}.{key}', item)
+    for place, value in walk(config._to_lazy_dict()):
+        if isinstance(value, (LazyObject, LazyAttr)):
+            yield place, f'{value.module}.{value}'
 
 
 def _registered(scope: str | None) -> dict[Any, str]:
