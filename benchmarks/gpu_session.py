@@ -560,7 +560,7 @@ def compare(
     if not report.is_rehearsal:
         from swin_dense.ops.triton import choice
 
-        report.note(trials={str(trial): reason for trial, reason in choice._reasons.items()})
+        report.note(trials={str(kind(*settings)): reason for (kind, *settings), reason in choice.reasons.items()})
     measured = median_times(runs, report)
     for name, run in runs.items():
         with report.row(model=name, **settings, **measured[name]) as row:

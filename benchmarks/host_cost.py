@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from swin_dense.ops.triton import attention, choice, gpu, norm
+from swin_dense.utils import compat
 
 RESULTS = Path(__file__).resolve().parent / 'results' / 'host_cost.json'
 SIZE = (192, 320)
-# Rows of ours: the backend, whether tensors say that they are on a GPU, and whether its kernels have passed their trial.
+# The backend of each row, whether tensors say that they are on a GPU, and whether its kernels have passed their trial.
 OURS = {
     "torch's attention": ('auto', False, False),
     "torch's attention, as on a GPU": ('auto', True, False),
@@ -46,7 +47,18 @@ OURS = {
 }
 PEERS = ('mmdet', 'timm', 'torchvision', 'transformers')
 VIEWS = {
-    *('alias', 'as_strided', 'chunk', 'detach', 'expand', 'expand_as', 'flatten', 'narrow', 'permute', '_reshape_alias'),
+    *(
+        'alias',
+        'as_strided',
+        'chunk',
+        'detach',
+        'expand',
+        'expand_as',
+        'flatten',
+        'narrow',
+        'permute',
+        '_reshape_alias',
+    ),
     *('reshape', 'select', 'slice', 'split', 'split_with_sizes', 'squeeze', 't', 'transpose', 'unbind', 'unflatten'),
     *('unfold', '_unsafe_view', 'unsqueeze', 'view', 'view_as'),
 }
@@ -158,18 +170,21 @@ def as_on_a_gpu(has_kernels: bool) -> Iterator[None]:
         attention: ('forward', 'backward_queries', 'backward_keys', 'table_gradient'),
         norm: ('forward', 'backward'),
     }
-    stream = SimpleNamespace(cuda_stream=0)
     with contextlib.ExitStack() as stack:
         replace = lambda where, name, value, **options: stack.enter_context(  # noqa: E731
             mock.patch.object(where, name, value, **options)
         )
         replace(Tensor, 'is_cuda', True, create=True)
+        replace(Tensor, 'is_cpu', False, create=True)
         replace(torch.cuda, 'is_current_stream_capturing', _never)
-        replace(torch.cuda, 'current_stream', lambda device: stream)
-        replace(torch.cuda, 'device_of', lambda tensor: contextlib.nullcontext())
+        # As on a GPU in C. A tensor on the CPU has the device -1.
+        replace(compat, 'current_raw_stream', id)
+        replace(compat, 'current_cuda_device', (-1).__int__)
         replace(gpu, 'IS_INTERPRETED', False)
-        replace(choice, '_reasons', {})
-        replace(choice, '_reason_against', lambda trial: None if has_kernels else 'a stand-in for a GPU without kernels')
+        replace(choice, 'reasons', choice.Reasons())
+        replace(
+            choice, '_reason_against', lambda trial: None if has_kernels else 'a stand-in for a GPU without kernels'
+        )
         for module, names in kernels.items():
             stand_ins = SimpleNamespace(**dict.fromkeys(names, _Kernel()))
             replace(module, 'kernels', stand_ins, create=True)

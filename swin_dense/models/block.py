@@ -55,15 +55,18 @@ class SwinBlock(nn.Module):
         self.with_cp = with_cp
 
     def forward(self, x: Tensor) -> Tensor:
-        return maybe_checkpoint(self.forward_modules, x, recompute=self.with_cp is True)
+        return maybe_checkpoint(self.forward_modules, x) if self.with_cp is True else self.forward_modules(x)
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(maybe_checkpoint(self.ffn, self.norm2(x), recompute=self.with_cp == 'mlp'))
+        return x + self.drop_path(self.forward_ffn(self.norm2(x)))
+
+    def forward_ffn(self, x: Tensor) -> Tensor:
+        return maybe_checkpoint(self.ffn, x) if self.with_cp == 'mlp' else self.ffn(x)
 
 
-def maybe_checkpoint(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> Tensor:
-    """Return ``function(x)``; if ``recompute``, autograd keeps only x and calls the function again for gradients."""
-    if recompute and torch.is_grad_enabled() and not context.is_transformed():  # torch.func does not support it
+def maybe_checkpoint(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return ``function(x)``; autograd keeps only x, where it can, and calls the function again for gradients."""
+    if torch.is_grad_enabled() and not context.is_transformed():  # torch.func does not support it
         return checkpoint(function, x, use_reentrant=False)
     return function(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import layout, linear, norm
@@ -27,13 +28,17 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
     return _build('act_cfg', activation, options)
 
 
-class Linear(nn.Linear):
-    """A linear layer over the last axis; on a CPU, by the library that is faster there."""
+def _forward_by_onednn(layer: nn.Linear, x: Tensor) -> Tensor:
+    if linear.is_supported(x, layer.weight, layer.bias):
+        return linear.linear_by_onednn(x, layer.weight, layer.bias)
+    return nn.Linear.forward(layer, x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if linear.IS_FASTER_BY_ONEDNN and linear.is_supported(x, self.weight, self.bias):
-            return linear.linear_by_onednn(x, self.weight, self.bias)
-        return super().forward(x)
+
+class Linear(nn.Linear):
+    """A linear layer over the last axis; on processors where oneDNN is faster, by oneDNN."""
+
+    if linear.IS_FASTER_BY_ONEDNN:  # elsewhere the forward pass is torch's own, without a call in between
+        forward = _forward_by_onednn  # type: ignore[assignment]
 
 
 class LayerNorm(nn.LayerNorm):
@@ -47,11 +52,9 @@ class LayerNorm(nn.LayerNorm):
     feeds_linear = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
-            out = norm.layer_norm_by_kernel(x, self.weight, self.bias, self.eps, self.feeds_linear)
-            if out is not None:
-                return out
-        return super().forward(x)
+        parameters = self.weight, self.bias, self.eps
+        out = norm.layer_norm_by_kernel(x, *parameters, self.feeds_linear) if x.is_cuda else None
+        return torch.layer_norm(x, self.normalized_shape, *parameters) if out is None else out  # as F.layer_norm does
 
 
 def build_norm(norm_cfg: NormConfig, channels: int, feeds_linear: bool = False) -> nn.Module:
@@ -144,9 +147,7 @@ class DropPath(nn.Module):
         keep_prob = 1.0 - self.drop_prob
         # Not F.dropout, for which torch.compile draws other numbers than eager mode.
         factors = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep_prob)
-        if keep_prob > 0.0:
-            factors.div_(keep_prob)
-        return x * factors
+        return x * factors.div_(keep_prob or 1.0)
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from swin_dense.archs.arch import Arch
 from swin_dense.archs.spec import Spec
 from swin_dense.models.attention import WindowAttention
-from swin_dense.models.block import SwinBlock, SwinStage, maybe_checkpoint
+from swin_dense.models.block import SwinBlock, SwinStage
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.options import OptionsOfBoth
 from swin_dense.models.swin import SwinBackbone
@@ -138,7 +138,7 @@ class SwinBlockV2(SwinBlock):
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.norm1(self.attn(x)))
-        return x + self.drop_path(self.norm2(maybe_checkpoint(self.ffn, x, recompute=self.with_cp == 'mlp')))
+        return x + self.drop_path(self.norm2(self.forward_ffn(x)))
 
 
 class PatchMergingV2(PatchMerging):

@@ -60,14 +60,15 @@ def window_attention(
     """
     if backend not in BACKENDS:
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
+    is_tracing = context.is_tracing()  # asked once: on a GPU, a question costs the host as much as an operation
     # The kernel is an operator of its own, which torch.compile records.
-    needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x)
+    needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x, is_tracing)
     sees_weights = attn_drop.forward != _DROPOUTS_FORWARD.__get__(attn_drop) or any(context.hooks_of(attn_drop))
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):
-        return _attend_on_gpu(x, project, table, spec, attn_drop, backend)
-    return sdpa.attend_by_torch(x, project, table, spec, attn_drop)
+        return _attend_on_gpu(x, project, table, spec, attn_drop, backend, is_tracing)
+    return sdpa.attend_by_torch(x, project, table, spec, attn_drop, is_tracing)
 
 
 def _attend_on_gpu(
@@ -77,14 +78,16 @@ def _attend_on_gpu(
     spec: WindowSpec,
     attn_drop: nn.Module,
     backend: str,
+    is_tracing: bool,
 ) -> Tensor:
     """Attend by the kernel, or by torch's attention if 'auto' finds no kernel that works."""
     # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
-    from swin_dense.ops.triton import attention, choice
+    import swin_dense.ops.triton.attention as kernel
+    import swin_dense.ops.triton.choice as choice
 
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if backend == 'triton':
-        attention.check_supported(x, spec, dropout)
-    elif not choice.is_kernel(x, table, spec, dropout):
-        return sdpa.attend_by_torch(x, project, table, spec, attn_drop)
-    return attention.attend_by_kernel(x, project, table, spec)
+        kernel.check_supported(x, spec, dropout)
+    elif not choice.is_kernel(x, table, spec, dropout, is_tracing):
+        return sdpa.attend_by_torch(x, project, table, spec, attn_drop, is_tracing)
+    return kernel.attend_by_kernel(x, project, table, spec, is_tracing)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swin_dense.utils import compat
 
@@ -33,24 +32,23 @@ def is_exporting() -> bool:
 
 def is_tracing() -> bool:
     """Return whether torch.compile or an exporter is recording a graph, which must be valid for other sizes."""
-    return compat.is_compiling() or torch.jit.is_tracing()
+    return compat.is_compiling() or compat.get_tracing_state() is not None
 
 
-def needs_reference(x: Tensor) -> bool:
+def needs_reference(x: Tensor, is_tracing: bool) -> bool:
     """Return whether ``x`` must be computed only by composable ATen operations, as the backend 'reference' does."""
-    if is_tracing():
+    if is_tracing:
         return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU.
-    has_mode = x.is_cpu and _get_current_dispatch_mode() is not None
+    has_mode = x.is_cpu and compat.count_modes() > 0
     return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)
 
 
 def needs_single_operations(x: Tensor) -> bool:
     """Return whether operations on ``x`` must run one by one: something records, transforms or counts them."""
-    if is_tracing() or compat.is_exporting():
+    if compat.is_compiling() or compat.get_tracing_state() is not None or type(x) is not Tensor:
         return True
-    is_in_mode = _get_current_dispatch_mode() is not None or forward_ad._current_level >= 0
-    return type(x) is not Tensor or is_transformed() or is_in_mode
+    return is_transformed() or forward_ad._current_level >= 0 or compat.count_modes() > 0
 
 
 def torchs_forward(module: ModuleType, name: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ def pad_to_multiple(x: Tensor, unit: Size, axis: int = 1) -> Tensor:
     # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
     if not context.is_tracing() and not any(sides):
         return x
-    return F.pad(x, (0, 0) * (2 - axis) + sides)
+    return torch.constant_pad_nd(x, (0, 0) * (2 - axis) + sides)
 
 
 def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:

@@ -81,7 +81,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
     # torch.compile cannot trace the rest.
-    return is_tracing or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x))
+    return is_tracing or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x, is_tracing))
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -34,11 +34,13 @@ def layer_norm_by_kernel(
         is_plain = type(parameter) in (Tensor, nn.Parameter) and parameter.device == x.device
         if not is_plain or parameter.shape != x.shape[-1:] or parameter.dtype != weight.dtype:
             return None
-    from swin_dense.ops.triton import choice, norm
+    import swin_dense.ops.triton.choice as choice
+    import swin_dense.ops.triton.norm as kernel
 
     # A small norm is tried too, for the CUDA graphs to come: the host launches nothing there.
-    is_right = choice.is_norm_kernel(x, weight, dtype)
+    trial = (choice.NormTrial, x.device, dtype, x.dtype, weight.dtype, x.shape[-1], torch.is_grad_enabled())
+    is_right = choice.reasons[trial] is None
     is_small = torch.is_grad_enabled() and x.numel() < LEAST_IN_TRAINING
     if not is_right or (is_small and not torch.cuda.is_current_stream_capturing()):
         return None
-    return norm.layer_norm(x, weight, bias, eps, dtype)
+    return kernel.layer_norm(x, weight, bias, eps, dtype)

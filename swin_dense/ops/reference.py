@@ -40,13 +40,11 @@ def attend_by_plain_operations(
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     masks_N1TT = region_masks(regions_NT) if any(spec.shift) else None
     qkv_BSC = project(partition(x_BHWC, spec.window, tokens_NT))
-    qkv_BS3AD = qkv_BSC.unflatten(2, (3, spec.num_heads, -1))  # heads may have been pruned
-    out_BSAD = attend(qkv_BS3AD, bias_ATT, masks_N1TT, spec, attn_drop)
-    return merge(out_BSAD.flatten(2), grid)
+    return merge(attend(qkv_BSC, bias_ATT, masks_N1TT, spec, attn_drop), grid)
 
 
 def attend(
-    qkv_BS3AD: Tensor,
+    qkv_BSC: Tensor,
     bias_ATT: Tensor | None,
     masks_N1TT: Tensor | None,
     spec: WindowSpec,
@@ -55,27 +53,26 @@ def attend(
     """Attend within windows: ``softmax(scale * q @ k.T + bias + mask) @ v``; the softmax is in float32 or higher.
 
     Args:
-        qkv_BS3AD: queries, keys and values of the slots of all windows.
+        qkv_BSC: queries, keys and values of the slots of all windows, one after the other, (B, S, 3C).
         bias_ATT: position bias or None.
         masks_N1TT: the mask of each window of an image, or None.
         spec: the settings.
         attn_drop: maps the attention weights, (M, A, T, T).
 
     Returns:
-        (B, S, A, D).
+        (B, S, C).
     """
-    qkv_MT3AD = qkv_BS3AD.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
+    qkv_MTC = qkv_BSC.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
+    qkv_MT3AD = qkv_MTC.unflatten(2, (3, spec.num_heads, -1))  # heads may have been pruned
     q_MATD, k_MATD, v_MATD = (part.transpose(1, 2) for part in qkv_MT3AD.unbind(2))
     scores_MATT = (q_MATD * spec.scale) @ k_MATD.transpose(2, 3)
     scores_MATT = scores_MATT.to(torch.promote_types(scores_MATT.dtype, torch.float32))
     if bias_ATT is not None:
         scores_MATT = scores_MATT + bias_ATT
     if masks_N1TT is not None:
-        scores_BNATT = scores_MATT.unflatten(0, (-1, masks_N1TT.shape[0])) + masks_N1TT
-        scores_MATT = scores_BNATT.flatten(0, 1)
-    weights_MATT = attn_drop(scores_MATT.softmax(-1).to(v_MATD.dtype))
-    out_MATD = weights_MATT @ v_MATD
-    return out_MATD.transpose(1, 2).flatten(0, 1).unflatten(0, (-1, qkv_BS3AD.shape[1]))
+        scores_MATT = (scores_MATT.unflatten(0, (-1, masks_N1TT.shape[0])) + masks_N1TT).flatten(0, 1)
+    out_MATD = attn_drop(scores_MATT.softmax(-1).to(v_MATD.dtype)) @ v_MATD
+    return out_MATD.transpose(1, 2).flatten(0, 1).unflatten(0, (-1, qkv_BSC.shape[1])).flatten(2)
 
 
 def partition(x_BHWC: Tensor, window: Size, tokens_NT: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ mask. Where it takes longer on a CPU, as for a position bias that trains, two pr
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +41,9 @@ class _Plans(dict[Any, Plan]):
     """The plan of each grid and device, and stream of a GPU; it is made once, and must not be modified."""
 
     def __missing__(self, key: Any) -> Plan:
-        # The two tables of a plan take at most as much as its regions.
-        kept = [2 * plan.regions.nbytes + plan.masks.nbytes for plan in list(self.values())]
-        if sum(kept) > MAX_PLAN_BYTES:
+        # The tables of a plan take at most twice as much as its regions.
+        kept = sum(3 * plan.regions.nbytes + plan.masks.nbytes for plan in list(self.values()))
+        if kept > MAX_PLAN_BYTES:
             self.clear()
         with torch.inference_mode(False):  # an inference tensor could not be used in training later
             plan = self[key] = plan_windows(*key[:2])
@@ -60,7 +61,7 @@ def gpu_plan(grid: Grid, device: torch.device) -> Plan:
     if plan is not None:
         return plan
     if not torch.cuda.is_current_stream_capturing():
-        return _plans[grid, device, torch.cuda.current_stream(device).cuda_stream]
+        return _plans[grid, device, compat.current_raw_stream(device.index)]
     # torch waits for the device before it captures a graph, so the plans of all streams can be read.
     for key, plan in list(_plans.items()):
         if key[:2] == (grid, device):
@@ -74,77 +75,87 @@ def attend_by_torch(
     table_PA: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
+    is_tracing: bool,
 ) -> Tensor:
-    """See :func:`swin_dense.ops.window_attention`."""
+    """See :func:`swin_dense.ops.window_attention`. ``is_tracing`` is the answer of :func:`context.is_tracing`."""
     place = Grid(x_BHWC.shape[1:3], spec.window, spec.shift), x_BHWC.device
-    if context.is_tracing():
+    if is_tracing:
         plan = plan_windows(*place)  # so that the graph of torch.compile is valid for other sizes
     else:
         plan = gpu_plan(*place) if x_BHWC.is_cuda else _plans[place]
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
-    qkv_BS3AD = project(_Move.apply(x_BHWC, plan, True)).unflatten(2, (3, spec.num_heads, -1))
+    move = _Move.apply if torch.is_grad_enabled() else partial(_Move.forward, None)
+    qkv_BSC = project(move(x_BHWC, plan, True))
     # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors. Weights to drop are drawn in another
     # order there, and a checkpoint that computes the maps again, now with gradients, must drop the same.
-    trains_bias = bias_ATT is not None and bias_ATT.requires_grad
-    drops = attn_drop.training and attn_drop.p
+    is_slow = (bias_ATT is not None and bias_ATT.requires_grad) or (attn_drop.training and attn_drop.p)
     attend = _attend_by_groups
-    if x_BHWC.is_cpu and (trains_bias or drops or (IS_FASTER_BY_ONEDNN and qkv_BS3AD.dtype == torch.bfloat16)):
+    if x_BHWC.is_cpu and (is_slow or (IS_FASTER_BY_ONEDNN and qkv_BSC.dtype == torch.bfloat16)):
         attend = _attend_by_products
-    out_BSAD = attend(qkv_BS3AD, plan, bias_ATT, spec, attn_drop)
-    return _Move.apply(out_BSAD.flatten(2), plan, False)
+    return move(attend(qkv_BSC, plan, bias_ATT, spec, attn_drop), plan, False)
 
 
 def _attend_by_groups(
-    qkv_BS3AD: Tensor,
+    qkv_BSC: Tensor,
     plan: Plan,
     bias_ATT: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
 ) -> Tensor:
-    """Attend within the windows with the same mask at once: (B, S, A, D)."""
-    masks = plan.masks
-    if bias_ATT is not None:
-        masks = masks + bias_ATT if any(spec.shift) else bias_ATT[None]
-    masks = masks.to(qkv_BS3AD.dtype)
-    attend: Any = F.scaled_dot_product_attention
-    if not masks.is_cpu:
-        attend = _attend_to_parts
-        masks = _with_aligned_rows(masks)
+    """Attend within the windows with the same mask at once: (B, S, C)."""
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
+    if qkv_BSC.is_cuda:
+        sizes, masks = _groups_on_gpu(qkv_BSC, plan, bias_ATT, dropout)
+    else:
+        masks_GATT = plan.masks if bias_ATT is None else plan.masks + bias_ATT
+        sizes, masks = plan.groups, masks_GATT.to(qkv_BSC.dtype).split(1)
     outs = []
-    for group, mask in zip(qkv_BS3AD.split(plan.groups, 1), masks, strict=True):
+    for group_BSC, mask in zip(qkv_BSC.split_with_sizes(sizes, 1), masks, strict=True):
+        batch, slots, channels = group_BSC.shape
         # torch.compile would make a graph of its own where a group is one window, if windows were an axis.
-        qkv_MT3AD = group.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
-        q, k, v = (part.transpose(1, 2) for part in qkv_MT3AD.unbind(2))
-        out = attend(q, k, v, mask[None], dropout, scale=spec.scale)
-        outs.append(out.transpose(1, 2).flatten(0, 1).unflatten(0, group.shape[:2]))
+        qkv = group_BSC.flatten(0, 1).reshape(-1, mask.shape[2], 3, spec.num_heads, channels // 3 // spec.num_heads)
+        q, k, v = qkv.unbind(2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=spec.scale)
+        outs.append(out.transpose(1, 2).flatten(0, 1).reshape(batch, slots, channels // 3))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def _attend_to_parts(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
-    """Attend within a limited number of windows at a time, (M, A, T, D)."""
-    if len(q) > MAX_WINDOWS:
-        parts = zip(q.split(MAX_WINDOWS), k.split(MAX_WINDOWS), v.split(MAX_WINDOWS), strict=True)
-        return torch.cat([_attend_to_parts(*part, mask, dropout_p, scale) for part in parts])
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_p, scale=scale)
+def _groups_on_gpu(
+    qkv_BSC: Tensor,
+    plan: Plan,
+    bias_ATT: Tensor | None,
+    dropout: float,
+) -> tuple[list[int], Sequence[Tensor]]:
+    """Return the sizes in slots of groups, and their masks, (1 or windows, A, T, T), for which a GPU needs few calls.
 
-
-def _with_aligned_rows(masks: Tensor) -> Tensor:
-    tokens = masks.shape[-1]
-    extra = -tokens % ROW_ALIGNMENT
-    return F.pad(masks, (0, extra))[..., :tokens] if extra else masks
+    All windows are one group with a mask each: a call costs the host more than reading masks costs a GPU. But for the
+    gradient of a position bias autograd would keep these masks, and with dropout the weights that are dropped must not
+    depend on gradients, as above. The windows with the same mask are a group there.
+    """
+    masks_GATT = plan.masks
+    if bias_ATT is not None:
+        masks_GATT = masks_GATT + bias_ATT if len(plan.groups) > 1 else bias_ATT[None]
+    batch, tokens = qkv_BSC.shape[0], masks_GATT.shape[2]
+    masks_GATT = torch.constant_pad_nd(masks_GATT.to(qkv_BSC.dtype), (0, -tokens % ROW_ALIGNMENT))
+    most = max(1, MAX_WINDOWS // max(1, batch))  # windows of an image in one call
+    sizes, masks = [], []
+    if len(plan.groups) == 1 or masks_GATT.requires_grad or dropout:
+        for size, mask in zip(plan.groups, masks_GATT[:, None, :, :, :tokens].unbind(), strict=True):
+            for start in range(0, size, most * tokens):
+                sizes.append(min(most * tokens, size - start))
+                masks.append(mask)
+    else:
+        for start in range(0, plan.group_of_window.shape[0], most):
+            groups = plan.group_of_window[start : start + most]
+            sizes.append(groups.shape[0] * tokens)
+            masks.append(masks_GATT.index_select(0, groups.expand(batch, -1).flatten())[..., :tokens])
+    return sizes, masks
 
 
 def _attend_by_products(
-    qkv_BS3AD: Tensor,
+    qkv_BSC: Tensor,
     plan: Plan,
     bias_ATT: Tensor | None,
     spec: WindowSpec,
@@ -156,19 +167,23 @@ def _attend_by_products(
         regions_NT = _opaque_copy(regions_NT)
         bias_ATT = None if bias_ATT is None else _opaque_copy(bias_ATT)
     masks_N1TT = region_masks(regions_NT) if any(spec.shift) else None
-    return reference.attend(qkv_BS3AD, bias_ATT, masks_N1TT, spec, attn_drop)
+    return reference.attend(qkv_BSC, bias_ATT, masks_N1TT, spec, attn_drop)
 
 
 class _Move(torch.autograd.Function):
-    """Move the tokens of a map, (B, H, W, C), into their windows, (B, N * T, C), or back without the padding."""
+    """Move the tokens of a map, (B, H, W, C), into their windows, (B, N * T, C), or back without the padding.
+
+    Without gradients, a call of ``forward`` without ``ctx`` costs the host less.
+    """
 
     @staticmethod
     def forward(ctx, x, plan, into_windows):
-        ctx.way_back = plan, not into_windows
+        if ctx is not None:
+            ctx.way_back = plan, not into_windows
         # Not flatten and unflatten, which batched gradients do not support.
         if into_windows:
             padded = layout.pad_to_multiple(x, plan.grid.window)
-            return padded.reshape(-1, len(plan.token_of_slot), x.shape[3]).index_select(1, plan.token_of_slot)
+            return padded.reshape(-1, plan.token_of_slot.shape[0], x.shape[3]).index_select(1, plan.token_of_slot)
         return x.index_select(1, plan.slot_of_token).reshape(-1, *plan.grid.size, x.shape[2])
 
     @staticmethod

@@ -119,6 +119,7 @@ class Plan(NamedTuple):
         token_of_slot: (S,), as its raster index in the padded map.
         slot_of_token: (H * W,).
         groups: number of slots of each group of windows with the same mask.
+        group_of_window: (N,) the index of each window's group.
         masks: (groups, 1, T, T) that are added to the scores.
         regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
     """
@@ -127,6 +128,7 @@ class Plan(NamedTuple):
     token_of_slot: Tensor
     slot_of_token: Tensor
     groups: list[int]
+    group_of_window: Tensor
     masks: Tensor
     regions: Tensor
 
@@ -139,10 +141,10 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     num_tokens = tokens_NT.shape[1]
     # Only the last row, and the last column, of windows has tokens from both edges of a shifted map.
     bottom, right = (int(side > 0) for side in shift)
-    blocks = product((rows - bottom, bottom), (columns - right, right))
-    groups = [down * across * num_tokens for down, across in blocks if down * across]
+    sides = product((rows - bottom, bottom), (columns - right, right))
+    groups = [num_tokens * area for area in map(math.prod, sides) if area]
     # A window's largest region tells its mask: 0 inside, 1 at the right, 2 at the bottom, 3 in the corner.
-    order = regions_NT.amax(1).argsort(stable=True)
+    kinds, order = regions_NT.amax(1).sort(stable=True)
     token_of_slot = tokens_NT[order].flatten()
     regions_NT = regions_NT[order]
     regions_GT = torch.stack([group[:num_tokens] for group in regions_NT.flatten().split(groups)])
@@ -151,7 +153,15 @@ def plan_windows(grid: Grid, device: torch.device) -> Plan:
     raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
     slots = torch.arange(len(token_of_slot), device=device)
     slot_of_token = slots.scatter(0, token_of_slot, slots)[raster_HW.flatten()]
-    return Plan(grid, token_of_slot.int(), slot_of_token.int(), groups, region_masks(regions_GT), regions_NT)
+    return Plan(
+        grid,
+        token_of_slot.int(),
+        slot_of_token.int(),
+        groups,
+        kinds.diff(prepend=kinds[:1]).bool().cumsum(0),
+        region_masks(regions_GT),
+        regions_NT,
+    )
 
 
 def central_offsets(table_PA: Tensor, window: Size, smaller: Size) -> Tensor:
@@ -178,7 +188,7 @@ def relative_position_bias(table_PA: Tensor, window: Size) -> Tensor:
         (A, T, T).
     """
     height, width = window
-    offsets = table_PA.unflatten(0, (2 * height - 1, 2 * width - 1))
+    offsets = table_PA.view(2 * height - 1, 2 * width - 1, -1)
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     bias = views.permute(2, 0, 1, 3, 4).flip(3, 4)
     return bias.flatten(3).flatten(1, 2)

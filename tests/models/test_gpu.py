@@ -167,7 +167,7 @@ def test_a_captured_graph_gives_the_same_bits(backend):
 
 
 def test_a_trial_does_not_end_the_capture_of_another_thread(monkeypatch):
-    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
     graph, static, found = torch.cuda.CUDAGraph(), torch.ones(4, device='cuda'), []
     begun, tried = threading.Event(), threading.Event()
 

@@ -1,6 +1,8 @@
 """Environments to test kernels in: triton's interpreter, a GPU if available, and compilation without a GPU."""
 
+import contextlib
 import textwrap
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from swin_dense.ops.triton import gpu
+from swin_dense.utils import compat
 from tests.processes import python
 
 _reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
@@ -18,6 +21,18 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), 
 device = pytest.mark.parametrize(
     'device', [pytest.param('cpu', marks=needs_interpreter), pytest.param('cuda', marks=needs_gpu)]
 )
+
+
+@contextlib.contextmanager
+def as_on_a_gpu():
+    """Let all tensors answer the question for their device as on a GPU."""
+    with (
+        mock.patch.object(torch.Tensor, 'is_cuda', True, create=True),
+        mock.patch.object(torch.Tensor, 'is_cpu', False, create=True),
+        mock.patch.object(torch.cuda, 'is_current_stream_capturing', return_value=False),
+        mock.patch.object(compat, 'current_raw_stream', return_value=0),
+    ):
+        yield
 
 
 def run_python(code, **environment):

@@ -44,7 +44,7 @@ TABLE = nn.Parameter(torch.zeros(169, 2))
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known(monkeypatch):
-    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
 
 
@@ -204,7 +204,7 @@ def test_the_gradient_of_a_frozen_table_is_not_computed(monkeypatch, trains_tabl
     monkeypatch.setattr(attention, 'backward', backward)
     table = torch.zeros(169, 2, requires_grad=trains_table)
     x = torch.ones(1, 14, 7, 32, requires_grad=True)
-    out = attention.attend_by_kernel(x, lambda windows: windows.repeat(1, 1, 1, 3), table, SPEC)
+    out = attention.attend_by_kernel(x, lambda windows: windows.repeat(1, 1, 1, 3), table, SPEC, is_tracing=False)
     out.sum().backward()
     assert asked == [trains_table]
     assert (table.grad is not None) == trains_table
@@ -282,8 +282,11 @@ def test_what_is_tried_is_what_the_kernel_is_called_with(monkeypatch, tried, kin
 def test_autocast_chooses_the_dtype(monkeypatch):
     monkeypatch.setattr(compat, 'is_autocast_enabled', lambda device_type: device_type == 'cuda')
     monkeypatch.setattr(compat, 'get_autocast_dtype', lambda device_type: torch.bfloat16)
-    dtypes = [choice.product_dtype(MAP.to(dtype)) for dtype in (torch.float32, torch.float16, torch.float64)]
-    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float64]
+    dtypes = []
+    monkeypatch.setattr(choice, '_reason_against', lambda trial: dtypes.append(trial.dtype))
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        choice.is_kernel(MAP.to(dtype), TABLE, SPEC, 0.0)
+    assert dtypes == [torch.bfloat16, torch.float64]  # that of float16 is the first again
 
 
 class Subclass(torch.Tensor):
@@ -320,12 +323,12 @@ def test_a_compiled_model_knows_the_outcome_of_a_trial(monkeypatch):
     """torch.compile cannot trace a trial, so it is run when the graph is recorded."""
 
     def function(x):
-        return x + 1 if choice.is_kernel(x, TABLE, SPEC, 0.0) else x - 1
+        return x + 1 if choice.is_kernel(x, TABLE, SPEC, 0.0, context.is_tracing()) else x - 1
 
     torch._dynamo.reset()
     compiled = torch.compile(function, backend='eager', fullgraph=True)
     assert torch.equal(compiled(MAP), MAP + 1)
-    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
     monkeypatch.setattr(attention, 'forward', fails(ValueError('new GPU')))
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match='new GPU'):
@@ -423,7 +426,7 @@ def test_a_map_on_a_gpu_goes_where_the_trial_says(monkeypatch, backend, is_kerne
     monkeypatch.setattr(attention, 'unsupported_reason', lambda *inputs: None)
     monkeypatch.setattr(attention, 'attend_by_kernel', lambda *inputs: 'kernel')
     monkeypatch.setattr(sdpa, 'attend_by_torch', lambda *inputs: 'sdpa')
-    monkeypatch.setattr(context, 'needs_reference', lambda x: False)
+    monkeypatch.setattr(context, 'needs_reference', lambda x, is_tracing: False)
     x = MAP.as_subclass(OnGpu)
     assert ops.window_attention(x, nn.Identity(), None, SPEC, nn.Dropout(0.0), backend) == expected
 

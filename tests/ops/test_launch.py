@@ -9,6 +9,7 @@ import torch
 from swin_dense.ops.triton import attention, choice, gpu
 from swin_dense.ops.triton.launch import Launch
 from swin_dense.ops.windows import WindowSpec
+from swin_dense.utils import compat
 from tests.ops.devices import run_python
 
 
@@ -28,7 +29,7 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu, 'IS_INTERPRETED', False)
-    monkeypatch.setattr(torch.cuda, 'device_of', lambda tensor: contextlib.nullcontext())
+    monkeypatch.setattr(compat, 'current_cuda_device', lambda: -1)  # that of a tensor on the CPU
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
 
 
@@ -40,6 +41,27 @@ def test_numbers_and_constants_are_in_the_order_of_the_kernel():
         launch(x, out)
     assert kernel.launched == [(x, out, 7, 0.5, 64)] * 3
     assert kernel.compiled == [(torch.float32, {'BLOCK': 64, 'eps': 0.5, 'rows': 7, 'num_warps': 4})]
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch):
+    current = [0]
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        before = current[0]
+        current[0] = tensor.get_device()
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(compat, 'current_cuda_device', lambda: current[0])
+    monkeypatch.setattr(torch.cuda, 'device_of', device_of)
+    kernel, devices = Kernel(), []
+    launch = Launch(kernel, 3, {'BLOCK': 64, 'eps': 0.5, 'rows': 7}, {})
+    kernel.warmup = lambda *tensors, grid, **arguments: {grid: lambda *values: devices.append(current[0])}
+    launch(*torch.zeros(2, 1))
+    current[0] = -1
+    launch(*torch.zeros(2, 1))
+    assert devices == [-1, -1]
 
 
 def test_other_dtypes_are_other_kernels():
@@ -73,7 +95,7 @@ def test_another_triton_ends_in_the_trial(monkeypatch, kernel, message):
     """One warning gives the cause and the remedy, and 'auto' is torch's attention."""
     names = ('forward', 'backward_queries', 'backward_keys', 'table_gradient')
     monkeypatch.setattr(attention, 'kernels', SimpleNamespace(**dict.fromkeys(names, kernel)), raising=False)
-    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
     monkeypatch.setattr(gpu, 'unsupported_device_reason', lambda device: None)
     attention._launches.cache_clear()
     spec = WindowSpec(2, (7, 7), (3, 3), 0.25)
@@ -89,7 +111,7 @@ def test_triton_gets_the_same_arguments_as_by_its_own_call():
     """The launcher of the driver is replaced: what reaches it by our launch equals what ``kernel[grid]`` passes on."""
     out = run_python(
         """
-        import contextlib, torch, triton
+        import torch, triton
         from types import SimpleNamespace
         from triton.backends.compiler import GPUTarget
 
@@ -106,8 +128,9 @@ def test_triton_gets_the_same_arguments_as_by_its_own_call():
             )
 
         triton.runtime.driver.set_active(Driver())
-        torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
         from swin_dense.ops.triton import attention, norm
+        from swin_dense.utils import compat
+        compat.current_cuda_device = lambda: -1  # that of a tensor on the CPU
 
         def plain(values):
             return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values[8:]]

@@ -1,7 +1,7 @@
 """Count the operations that launch kernels on a GPU, on the meta device, so that a change that adds some is noticed.
 
-A model on the meta device would use plain operations, so the questions for the device are answered as on a GPU, and
-torch's attention is replaced by what it does there. Parameters and the image are in one dtype: nothing is cast.
+Tensors on the meta device answer the questions for the device as on a GPU, and torch's attention is replaced by what it
+does there. Parameters and the image are in one dtype: nothing is cast.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_dense import SwinBackbone
 from swin_dense.models.layers import LayerNorm
-from swin_dense.ops import context
+from swin_dense.ops import sdpa
 from swin_dense.ops.norm import LEAST_IN_TRAINING
-from swin_dense.ops.triton import attention, gpu
+from swin_dense.ops.triton import attention, choice, gpu
+from tests.ops.devices import as_on_a_gpu
 
 # Views are told by their schema; these neither launch anything.
 FREE = {
@@ -59,10 +60,13 @@ def attention_of_a_gpu(q, k, v, attn_mask, dropout_p, scale):
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(context, 'needs_reference', lambda x: False)
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
+    monkeypatch.setattr(choice, '_reason_against', lambda trial: 'no kernel is the default here')
     monkeypatch.setattr(gpu, 'unsupported_reason', lambda x: None)
-    monkeypatch.setattr(attention, 'must_call_operators', lambda: True)
+    monkeypatch.setattr(attention, 'must_call_operators', lambda is_tracing: True)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attention_of_a_gpu)
+    with as_on_a_gpu():
+        yield
 
 
 def launches(backend, trains):
@@ -80,11 +84,12 @@ def launches(backend, trains):
     return forward.counts, backward.counts
 
 
+ATTENTION = 'aten._scaled_dot_product_efficient_attention.default'
 of_kernel = pytest.mark.skipif(not hasattr(torch.library, 'custom_op'), reason='torch 2.1 has no custom operators')
 # By backend: launches of inference, and of a forward and a backward pass of training.
 EXPECTED = {
     'triton': (53, 71, 93),
-    'sdpa': (93, 111, 169),
+    'sdpa': (81, 111, 169),
     'reference': (255, 273, 163),
 }
 
@@ -98,14 +103,36 @@ def test_launches_of_a_pass(backend):
 
 
 def test_a_block_without_triton():
-    """One attention a group, four for a shifted block; a mask is padded once a block."""
+    """One attention a block, without gradients; a mask is padded once a block, and given to each window once."""
     counts, _ = launches('sdpa', trains=False)
     blocks, shifted = 4, 2
-    attention_name = 'aten._scaled_dot_product_efficient_attention.default'
-    assert counts[attention_name] == (blocks - shifted) + 4 * shifted
-    assert counts['aten.cat.default'] == shifted
+    assert counts[ATTENTION] == blocks
+    assert counts['aten.cat.default'] == 0
     assert counts['aten.constant_pad_nd.default'] == blocks + blocks  # maps and masks
+    assert counts['aten.index_select.default'] == 2 * blocks + shifted
+
+
+def test_a_block_without_triton_in_training():
+    """One attention for each group of windows with the same mask, so that autograd keeps a mask of each group only."""
+    counts, _ = launches('sdpa', trains=True)
+    blocks, shifted = 4, 2
+    assert counts[ATTENTION] == (blocks - shifted) + 4 * shifted
     assert counts['aten.index_select.default'] == 2 * blocks
+
+
+@pytest.mark.parametrize('trains', [False, True])
+def test_no_call_has_more_windows_than_a_kernel_takes(monkeypatch, trains):
+    """The two images have 12 windows each in the first stage, and 4 in the second."""
+    numbers = []
+
+    def attend_and_record(q, *others, **options):
+        numbers.append(len(q))
+        return attention_of_a_gpu(q, *others, **options)
+
+    monkeypatch.setattr(sdpa, 'MAX_WINDOWS', 11)
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
+    launches('sdpa', trains)
+    assert max(numbers) == 10  # of both images
 
 
 @of_kernel

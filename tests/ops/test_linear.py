@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.models import layers
 from swin_dense.models.layers import FFN, Linear
 from swin_dense.ops import context
 from swin_dense.ops import linear as linear_module
@@ -59,6 +60,7 @@ def calls(monkeypatch):
     original = linear_module.by_onednn
     monkeypatch.setattr(linear_module, 'by_onednn', count)
     monkeypatch.setattr(linear_module, 'IS_FASTER_BY_ONEDNN', True)
+    monkeypatch.setattr(Linear, 'forward', layers._forward_by_onednn, raising=False)
     monkeypatch.setattr(linear_module, 'LEAST_WORK', 0)
     monkeypatch.setattr(linear_module, 'BLOCKS', (4, 2))  # so that small maps have several
     monkeypatch.setattr(linear_module, 'REST', 3)
@@ -371,8 +373,10 @@ def test_memory_does_not_grow_with_every_image_size(least_work, limit):
     code = f"""
         import random, torch
         from swin_dense import SwinBackbone
+        from swin_dense.models import layers
         from swin_dense.ops import linear
         linear.IS_FASTER_BY_ONEDNN, linear.LEAST_WORK = True, {least_work}
+        layers.Linear.forward = layers._forward_by_onednn
 
         def resident_mebibytes():
             with open('/proc/self/statm') as file:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections import defaultdict
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from swin_dense.models.layers import LayerNorm, build_norm
 from swin_dense.ops import context
 from swin_dense.ops import norm as choice_of_norm
 from swin_dense.ops.triton import choice, gpu, norm, trials
+from swin_dense.utils import compat
 from tests.ops.devices import compile_for, device, needs_interpreter
 
 LOW = torch.bfloat16
@@ -125,7 +127,7 @@ def test_the_same_bits_every_time(device):
 @pytest.fixture
 def _on_a_gpu(monkeypatch):
     """Answer the questions for the device as on a GPU."""
-    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(choice, 'reasons', choice.Reasons())
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
     monkeypatch.setattr(gpu, 'unsupported_device_reason', lambda device: None)
 
@@ -232,7 +234,7 @@ class OnGpu(torch.Tensor):
 def called(monkeypatch, _on_a_gpu):
     """Let maps be on a GPU where kernels are right, and return a list of the dtypes in which the kernel is called."""
     dtypes = []
-    monkeypatch.setattr(choice, 'is_norm_kernel', lambda x, weight, dtype: True)
+    monkeypatch.setattr(choice, 'reasons', defaultdict(lambda: None))
     monkeypatch.setattr(choice_of_norm, 'Tensor', OnGpu)
     monkeypatch.setattr(context, 'Tensor', OnGpu)
     monkeypatch.setattr(norm, 'layer_norm', lambda x, weight, bias, eps, dtype: dtypes.append(dtype) or x)
@@ -313,7 +315,7 @@ def test_where_the_kernel_has_no_place(monkeypatch, called):
     with pytest.raises(RuntimeError):
         LayerNorm(8)(on_gpu(4, 7))
     torch.func.vmap(LayerNorm(8))(x)
-    monkeypatch.setattr(context, 'is_tracing', lambda: True)
+    monkeypatch.setattr(compat, 'is_compiling', lambda: True)
     LayerNorm(8)(x)
     assert not called
 

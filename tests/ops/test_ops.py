@@ -1,5 +1,6 @@
 """Compare every backend with tests/textbook.py: outputs, gradients, precision, caches, threads and dispatch."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from unittest import mock
@@ -16,9 +17,12 @@ from swin_dense.ops.windows import WindowSpec, relative_position_bias
 from tests import textbook
 from tests.conftest import FLOAT16
 from tests.derivatives import weighted_sum
+from tests.ops.devices import as_on_a_gpu
 
 HEADS = 2
 ON_A_CPU = pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+# A GPU computes them in one call for all windows, or in one for each mask.
+EVERYWHERE = pytest.mark.parametrize('backend', ['sdpa', 'sdpa on a GPU', 'reference'])
 
 
 class Case(NamedTuple):
@@ -102,7 +106,8 @@ def attend(inputs, spec, backend, attn_drop=None):
     right = -width % spec.window[1]
     x = F.pad(x, (0, 0, 0, right, 0, below))
     attn_drop = attn_drop or nn.Dropout(0.0)
-    out = window_attention(x, inputs.project, inputs.table, spec, attn_drop, backend)
+    with as_on_a_gpu() if backend == 'sdpa on a GPU' else contextlib.nullcontext():
+        out = window_attention(x, inputs.project, inputs.table, spec, attn_drop, backend.removesuffix(' on a GPU'))
     return out[:, :height, :width]
 
 
@@ -127,29 +132,11 @@ def assert_like_the_textbook(inputs, spec, backend):
     torch.testing.assert_close(alone, expected[0], rtol=1e-9, atol=1e-11)
 
 
-@ON_A_CPU
+@EVERYWHERE
 @settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_outputs_and_gradients_equal_the_textbooks(backend, case):
     assert_like_the_textbook(*make_inputs(case, head_dim=4), backend)
-
-
-def test_more_windows_than_a_kernel_takes(monkeypatch):
-    sizes = []
-    original = F.scaled_dot_product_attention
-
-    def attend_and_record(q, *args, **options):
-        sizes.append(len(q))
-        return original(q, *args, **options)
-
-    assert sdpa.MAX_WINDOWS < 2**16
-    monkeypatch.setattr(sdpa, 'MAX_WINDOWS', 5)
-    monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
-    q, k, v = torch.randn(3, 12, 2, 16, 4)
-    mask = torch.randn(1, 2, 16, 16)
-    ours = sdpa._attend_to_parts(q, k, v, mask, dropout_p=0.0, scale=0.5)
-    assert sizes == [5, 5, 2]
-    torch.testing.assert_close(ours, original(q, k, v, mask, scale=0.5))
 
 
 @ON_A_CPU
@@ -191,6 +178,18 @@ def test_torchs_attention_is_called_where_it_is_not_slow(monkeypatch, dtype, is_
     assert called == [parts]
 
 
+@pytest.mark.parametrize('rate', [0.0, 0.3])
+def test_a_reentrant_checkpoint_on_a_gpu_computes_the_same_twice(rate):
+    """It computes a map without gradients, where all windows are one call, and again with them."""
+    inputs, spec = make_inputs(Case((20, 23), (7, 7), (3, 3), batch=2), torch.float32)
+    outs = []
+    for has_gradients in (False, True):
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(has_gradients):
+            outs.append(attend(inputs, spec, 'sdpa on a GPU', nn.Dropout(rate)).detach())
+    torch.testing.assert_close(*outs)
+
+
 def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
     stored = mock.Mock(wraps=sdpa._opaque_copy)
     monkeypatch.setattr(sdpa, '_opaque_copy', stored)
@@ -200,7 +199,7 @@ def test_what_a_compiler_would_compute_for_each_pair_is_stored(monkeypatch):
     assert stored.call_count == 2  # the position bias and the regions
 
 
-@ON_A_CPU
+@EVERYWHERE
 @pytest.mark.parametrize('wanted', range(4))
 def test_a_single_gradient(backend, wanted):
     inputs, spec = make_inputs(PADDED)
@@ -245,7 +244,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
         assert list(pool.map(count_wrong, range(4))) == [0] * 4
 
 
-@ON_A_CPU
+@EVERYWHERE
 def test_inference_mode_first_and_training_later(backend):
     inputs, spec = make_inputs(
         Case(
@@ -277,7 +276,7 @@ def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
     assert_dropout_keeps_the_mean(outs, expected, rounding)
 
 
-@ON_A_CPU
+@EVERYWHERE
 @pytest.mark.parametrize('with_gradients', [False, True])
 def test_dropout_keeps_the_mean_in_training_only(backend, with_gradients):
     inputs, spec = make_inputs(SMALL)

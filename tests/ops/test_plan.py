@@ -191,16 +191,6 @@ def test_a_plan_does_not_depend_on_where_it_was_made(context, find_plan):
         assert torch.equal(ours, wanted)
 
 
-def test_masks_of_a_gpu_have_rows_that_torch_need_not_copy():
-    """Windows of 7 x 7 have 49 tokens, and rows of 56 numbers."""
-    masks = torch.randn(4, 3, 49, 49)
-    aligned = sdpa._with_aligned_rows(masks)
-    assert torch.equal(aligned, masks)
-    assert aligned.stride() == (3 * 49 * 56, 49 * 56, 56, 1)
-    eights = torch.zeros(1, 3, 64, 64)
-    assert sdpa._with_aligned_rows(eights) is eights
-
-
 @pytest.mark.usefixtures('room_for_four')
 def test_a_plan_that_cuda_graphs_read_is_never_freed(capture):
     """Other plans fill the cache between the captures of a size with two batches."""

@@ -19,13 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swin_dense.ops import context, layout
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.triton.launch import Launch
-from swin_dense.ops.windows import REGION_PENALTY, Size, WindowSpec, relative_position_bias, window_grid
+from swin_dense.ops.windows import (
+    REGION_PENALTY,
+    Size,
+    WindowSpec,
+    relative_position_bias,
+    window_grid,
+)
 from swin_dense.utils import compat
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
@@ -70,8 +75,10 @@ def attend_by_kernel(
     project: Projection,
     table: Tensor | None,
     spec: WindowSpec,
+    is_tracing: bool,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; without dropout, and where the kernel can run."""
+    size = x.shape[1], x.shape[2]
     qkv = project(layout.pad_to_multiple(x, spec.window))
     shape = (offsets(spec.window), spec.num_heads)
     if table is None:
@@ -82,15 +89,15 @@ def attend_by_kernel(
             f'got {tuple(table.shape)} on {table.device}'
         )
     run = _Attention.apply if torch.is_grad_enabled() else forward
-    if must_call_operators():
+    if must_call_operators(is_tracing):
         run = _forward_operator
-    out, _ = run(qkv, table, spec.num_heads, spec.window, spec.shift, spec.scale, (x.shape[1], x.shape[2]))
+    out, _ = run(qkv, table, spec.num_heads, spec.window, spec.shift, spec.scale, size)
     return out
 
 
-def must_call_operators() -> bool:
+def must_call_operators(is_tracing: bool) -> bool:
     """Return whether torch.compile, a torch mode such as FlopCounterMode, or torch.func must see operators."""
-    return compat.is_compiling() or _get_current_dispatch_mode() is not None or context.is_transformed()
+    return is_tracing or compat.count_modes() > 0 or context.is_transformed()
 
 
 # ``size`` is the (height, width) of the map in tokens; that of qkv is a multiple of the window.
@@ -107,8 +114,7 @@ def forward(
     size: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
-    qkv = gpu.aligned(qkv.contiguous())
-    table = gpu.aligned(table)
+    qkv, table = gpu.aligned(qkv.contiguous(), table)
     launches = _launches_of(qkv, table, num_heads, window_size, shift, scale, size)
     out, lse = _empty_outputs(qkv, table, num_heads, window_size, shift, scale, size)
     launches.forward(qkv, launches.bias(table), out, lse)
@@ -148,9 +154,7 @@ def backward(
     trains_table: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv and of the table, which is empty unless ``trains_table``."""
-    qkv = gpu.aligned(qkv.contiguous())
-    table = gpu.aligned(table)
-    grad_out = gpu.aligned(grad_out.contiguous())
+    grad_out, qkv, table = gpu.aligned(grad_out.contiguous(), qkv.contiguous(), table)
     launches = _launches_of(qkv, table, num_heads, window_size, shift, scale, size)
     bias = launches.bias(table)
     grad_qkv = torch.empty_like(qkv)
@@ -196,7 +200,7 @@ def _gradients(
     _: None,
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    run: Any = _backward_operator if must_call_operators() else backward
+    run: Any = _backward_operator if must_call_operators(compat.is_compiling()) else backward
     trains_table = ctx.needs_input_grad[1]
     grad_qkv, grad_table = run(grad_out, *saved, *ctx.geometry, trains_table)
     return grad_qkv, grad_table if trains_table else None, None, None, None, None, None

@@ -15,55 +15,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.ops.triton import attention, gpu
+from swin_dense.ops.triton import gpu
 from swin_dense.ops.triton.trials import AttentionTrial, NormTrial, Trial
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat
 
 _REPORT = 'report this with the output of swin-dense doctor'
-# Why the kernel of a trial is not used, or None.
-_reasons: dict[Trial, str | None] = {}
 
 
-def is_kernel(x: Tensor, table: Tensor | None, spec: WindowSpec, dropout: float) -> bool:
+class Reasons(dict[Any, str | None]):
+    """Why the kernel of a trial is not used, or None, by the kind of the trial and its settings.
+
+    A trial is made once, when its reason is first looked up; every pass looks it up, which costs the host little.
+    """
+
+    def __missing__(self, key: Any) -> str | None:
+        if torch.cuda.is_current_stream_capturing():
+            return 'a graph cannot wait for the result of a trial'
+        kind, *settings = key
+        reason = self[key] = _reason_against(kind(*settings))
+        return reason
+
+
+reasons = Reasons()
+
+
+def is_kernel(
+    x: Tensor,
+    table: Tensor | None,
+    spec: WindowSpec,
+    dropout: float,
+    is_tracing: bool = False,
+) -> bool:
     """Return whether 'auto' is the kernel for a map on a CUDA device, (B, H, W, C), also while torch.compile traces."""
     # Subclasses have operations of their own, and modes such as FlopCounterMode count those of torch.
-    has_mode = not compat.is_compiling() and attention.must_call_operators()
+    has_mode = not is_tracing and compat.count_modes() > 0
     if type(x) is not Tensor or dropout > 0 or has_mode:
         return False
-    dtype = product_dtype(x)
+    dtype = x.dtype  # of the projection, which autocast may choose
+    if compat.is_autocast_enabled('cuda') and dtype != torch.float64:
+        dtype = compat.get_autocast_dtype('cuda')
     has_gradients = torch.is_grad_enabled()
     table_dtype, trains_table = dtype, False
     if table is not None:
         table_dtype, trains_table = table.dtype, has_gradients and table.requires_grad
     head_dim = x.shape[3] // spec.num_heads
-    return _has_passed_attention(x.device, dtype, table_dtype, head_dim, spec.window, has_gradients, trains_table)
+    trial = (AttentionTrial, x.device, dtype, table_dtype, head_dim, spec.window, has_gradients, trains_table)
+    return _has_passed(*trial) if is_tracing else reasons[trial] is None
 
 
 @compat.assume_constant_result  # torch.compile calls it while it traces, and cannot trace a trial
-def _has_passed_attention(*settings: Any) -> bool:
-    return has_passed(AttentionTrial(*settings))
+def _has_passed(*trial: Any) -> bool:
+    return reasons[trial] is None
 
 
-def is_norm_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the kernel normalises a map on a CUDA device, (..., C), and returns it in ``dtype``."""
-    return has_passed(NormTrial(x.device, dtype, x.dtype, weight.dtype, x.shape[-1], torch.is_grad_enabled()))
-
-
-def has_passed(trial: Trial) -> bool:
+def has_passed(trial: AttentionTrial | NormTrial) -> bool:
     """Return whether the kernel of a trial is right on this machine; the answer is kept."""
-    if trial not in _reasons:
-        if torch.cuda.is_current_stream_capturing():
-            return False  # a graph cannot wait for the result of a trial
-        _reasons[trial] = _reason_against(trial)
-    return _reasons[trial] is None
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of a linear layer's output for ``x`` on a CUDA device, where autocast may choose it."""
-    if compat.is_autocast_enabled('cuda') and x.dtype != torch.float64:
-        return compat.get_autocast_dtype('cuda')
-    return x.dtype
+    return reasons[(type(trial), *trial)] is None
 
 
 def _reason_against(trial: Trial) -> str | None:
@@ -77,7 +85,7 @@ def _reason_against(trial: Trial) -> str | None:
     remedy = 'install a version of torch that comes with triton 3.6 or later'
     if reason is None:
         reason, remedy = _outcome(trial)
-    if reason is not None and reason not in _reasons.values():
+    if reason is not None and reason not in reasons.values():
         alternative, option = trial.fallback_description()
         warnings.warn(
             f"{alternative} on {trial.device}, which takes longer than swin_dense's Triton kernel, because {reason}. "

@@ -76,9 +76,14 @@ def ignore_captures() -> None:
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
-def aligned(x: Tensor) -> Tensor:
-    """Return x, or a contiguous copy if it begins elsewhere, as a part of another tensor may."""
-    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone(memory_format=torch.contiguous_format)
+def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors; of those that begin elsewhere, as a part of another tensor may, contiguous copies."""
+    for tensor in tensors:
+        if tensor.data_ptr() % ALIGNMENT:
+            return tuple(
+                x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % ALIGNMENT else x for x in tensors
+            )
+    return tensors
 
 
 def power_of_two(number: int) -> int:

@@ -7,6 +7,7 @@ is launched with its values only. If a Triton version behaves differently, the t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from swin_dense.ops.triton import gpu
+from swin_dense.utils import compat
+
+_dtype_of = operator.attrgetter('dtype')
 
 
 class Launch:
@@ -48,10 +52,13 @@ class Launch:
         if gpu.IS_INTERPRETED:
             self._kernel[self._grid](*tensors, **self._arguments, **self._options)
             return
-        with torch.cuda.device_of(tensors[0]):
-            dtypes = tuple([tensor.dtype for tensor in tensors])
-            run = self._compiled.get(dtypes)
-            if run is None:
-                compiled = self._kernel.warmup(*tensors, **self._arguments, **self._options, grid=self._grid)
-                run = self._compiled[dtypes] = compiled[self._grid]
-            run(*tensors, *self._values)
+        if tensors[0].get_device() != compat.current_cuda_device():
+            with torch.cuda.device_of(tensors[0]):
+                self(*tensors)
+            return
+        dtypes = tuple(map(_dtype_of, tensors))
+        run = self._compiled.get(dtypes)
+        if run is None:
+            compiled = self._kernel.warmup(*tensors, **self._arguments, **self._options, grid=self._grid)
+            run = self._compiled[dtypes] = compiled[self._grid]
+        run(*tensors, *self._values)

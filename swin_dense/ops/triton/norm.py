@@ -36,9 +36,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Do the same without autograd."""
-    x = gpu.aligned(x.contiguous())
-    weight = gpu.aligned(weight.contiguous())
-    bias = gpu.aligned(bias.contiguous())
+    x, weight, bias = gpu.aligned(x.contiguous(), weight.contiguous(), bias.contiguous())
     out = torch.empty_like(x, dtype=dtype)
     _launches(x.numel(), x.shape[-1], x.device, float(eps)).forward(x, weight, bias, out)
     return out
@@ -46,9 +44,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dt
 
 def backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias."""
-    grad = gpu.aligned(grad.contiguous())
-    x = gpu.aligned(x.contiguous())
-    weight = gpu.aligned(weight.contiguous())
+    grad, x, weight = gpu.aligned(grad.contiguous(), x.contiguous(), weight.contiguous())
     channels = x.shape[-1]
     launches = _launches(x.numel(), channels, x.device, float(eps))
     grad_x = torch.empty_like(x)
