@@ -231,6 +231,7 @@ def test_a_fixed_token_is_released_where_the_page_says(opened):
         photo.hover(position={'x': 300, 'y': 200})
         assert text(page, '#where') == held
         release()
+        wait_for_frames(page)
         assert not page.locator('#pin').is_visible()
         photo.hover(position={'x': 310, 'y': 200})
         assert text(page, '#where') != held
