@@ -17,11 +17,12 @@ from mmengine.registry import MODELS, init_default_scope
 from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
-from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
+from swin_dense.workbench.configs.experiment import SPLITS, DataSet, Experiment, dicts
 from swin_dense.workbench.configs.masks import check_masks
-from swin_dense.workbench.configs.perfect import perfect_scores
+from swin_dense.workbench.configs.perfect import Asker
 from swin_dense.workbench.configs.question import PerfectScore, Used
 from swin_dense.workbench.configs.round_trip import check_objects
+from swin_dense.workbench.configs.stated import Source, read_source
 
 _HEADS = ('decode_head', 'auxiliary_head', 'panoptic_head')  # those that read the backbone if there is no neck
 _PADDING = ('Pad', 'ResizeToMultiple')  # transforms that record the size of the padded image
@@ -89,29 +90,48 @@ def check_data(
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
     init_default_scope(experiment.scope or 'mmengine')
-    # Validation and test often have the same data.
-    different: dict[tuple[bool, str], DataSet] = {}
-    for dataset in experiment.datasets_of(splits):
-        different.setdefault((dataset.is_evaluated, str(dataset.entry)), dataset)
     checked = Checked(notes=notes)
-    wrong = set()
-    for dataset in different.values():
-        try:
-            if experiment.scope == 'mmseg':
-                checked.notes += check_masks(dataset, every_image)
-            elif experiment.is_detector and not is_address(dataset.annotations):
-                checked.notes += check_objects(dataset, every_image)
-        except ValueError as error:
-            checked.errors.append(str(error))
-            wrong |= {one.split for one in experiment.datasets if str(one.entry) == str(dataset.entry)}
+    asker = Asker(experiment, trained)
+    is_asked = os.environ.get('RANK', '0') == '0' and get_world_size() == 1
+    seen: set[str] = set()  # validation and test often have the same data
+    for split in (split for split in SPLITS if split in splits):
+        datasets = experiment.datasets_of([split])
+        key = str([dataset.entry for dataset in datasets]) + str(experiment.config.get(f'{split}_evaluator'))
+        if split == 'train' or key not in seen:
+            sources = _checked_sources(datasets, checked, every_image)
+            if is_asked and sources and split == 'train':
+                asker.take_training(sources)
+            elif is_asked and sources:
+                asker.ask(split, sources)
+            seen.add(key)
+            del sources  # before the next are read
+    checked.scores, checked.used = asker.scores, asker.used
     checked.notes += notes_on_shared_files(experiment, splits)
-    if os.environ.get('RANK', '0') == '0' and get_world_size() == 1:
-        right = [split for split in splits if split not in wrong]
-        checked.scores, checked.used = perfect_scores(experiment, right, trained)
     checked.errors += [str(score) for score in checked.scores if score.is_error]
     checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
     checked.errors, checked.notes = list(dict.fromkeys(checked.errors)), list(dict.fromkeys(checked.notes))
     return checked
+
+
+def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image: bool) -> list[Source]:
+    """Check the data sets of a split, and return them as they were read; none if one is wrong or was not read."""
+    sources: list[Source | None] = []
+    for dataset in datasets:
+        is_detector = dataset.experiment.is_detector
+        try:
+            if is_detector and is_address(dataset.annotations):
+                sources.append(None)
+            elif is_detector:
+                sources.append(read_source(dataset))
+                checked.notes += check_objects(dataset, sources[-1], every_image)
+            elif dataset.experiment.scope == 'mmseg':
+                checked.notes += check_masks(dataset, every_image)
+                sources.append(read_source(dataset))
+        except ValueError as error:
+            checked.errors.append(str(error))
+            sources.append(None)
+    read = [source for source in sources if source]
+    return read if len(read) == len(sources) else []
 
 
 def notes_on_shared_files(experiment: Experiment, splits: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import dicts
 from swin_dense.workbench.configs.hints import Case
-from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part
+from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part, is_same_file
 from swin_dense.workbench.configs.stated import Source, StatedFile, StatedObject, quiet, read_coco
 
 _MOST_ALONE = 100  # images that are asked about one by one
@@ -73,6 +73,7 @@ class _Finder:
         self.question = question
         parts = question.parts
         entries = [entry['ann_file'] for entry in dicts(question.entry) if entry.get('ann_file')]
+        entries = [question.originals.get(file, file) for file in entries]
         read = {os.path.realpath(part.source.data.annotations) for part in parts}
         ids = [sample.get('img_id') for part in parts for sample in part.samples]
         has_slices = any('dataset_prefixes' in entry for entry in dicts(question.entry))
@@ -137,7 +138,8 @@ def _compared_by_coco(
     objects: dict[Any, StatedObject] = {}
     for number in own:
         source = finder.question.parts[number].source
-        is_read = os.path.realpath(source.data.annotations) == os.path.realpath(entry['ann_file'])
+        compared = finder.question.originals.get(entry['ann_file'], entry['ann_file'])
+        is_read = is_same_file(compared, source.data.annotations)
         for stated in source.stated.files.values():
             for image in stated.images:
                 files.setdefault(image['id'], (stated, number))

@@ -12,6 +12,7 @@ import copy
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,61 +24,64 @@ from pycocotools import mask as mask_tools
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
 from swin_dense.workbench.configs.missed import add_missed, explain
-from swin_dense.workbench.configs.question import PerfectScore, Question, Used, are_known, evaluator_entry, headline
-from swin_dense.workbench.configs.stated import Source, StatedObject, read_source, shown
+from swin_dense.workbench.configs.question import (
+    PerfectScore,
+    Question,
+    Used,
+    are_known,
+    evaluator_entry,
+    headline,
+    used_of,
+)
+from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, shown
 
 _SCORE = 0.9  # of each answer
 _IGNORED = 255  # by the metrics of mmseg
 _LOADING = ('Load', 'IgnoreMask', 'MapMask')  # starts of the names of steps that load annotations
 
 
-def perfect_scores(
-    experiment: Experiment, splits: Sequence[str], trained: Sequence[Any] = ()
-) -> tuple[list[PerfectScore], list[Used]]:
-    """Return what a perfect model would score on each evaluated split, and how much of the data of each is used.
-
-    Of several splits with the same data and evaluators, the first is asked about. The default scope of mmengine must be
-    that of the config. The memory of a split is free before the next.
+class Asker:
+    """Asks the evaluators of a config, split by split, so that the memory of a split is free before the next.
 
     Args:
-        experiment: the config.
-        splits: those to ask about, and 'train' if its files are there, which number the classes.
-        trained: the names of the classes in the checkpoint that is tested, which number the classes instead.
+        experiment: the config; the default scope of mmengine must be its own.
+        trained: the names of the classes in the checkpoint that is tested, which number them; without, the training
+            data do.
+
+    Attributes:
+        used: how much of the data of each split is used.
+        scores: what a perfect model would score on each evaluated split.
     """
-    numbers = {name: index for index, name in enumerate(trained)}
-    scores: list[PerfectScore] = []
-    used: list[Used] = []
-    train = None
-    if 'train' in splits:
-        train, of_train = _read_training(experiment)
-        used += of_train
-        numbers = numbers or (train.numbers if train else {})
-    asked = set()
-    for split in ('val', 'test'):
-        config = experiment.config
-        key = str((config.get(f'{split}_dataloader') or {}).get('dataset')), str(config.get(f'{split}_evaluator'))
-        if split not in splits or key in asked or not evaluator_entry(experiment, split):
-            continue
-        asked.add(key)
-        try:
-            sources = [read_source(data) for data in experiment.datasets_of([split])]
-        except ValueError as error:
-            scores.append(PerfectScore(split, problem=str(error)))
-            continue
-        read = [source for source in sources if source]
-        if not read or len(read) < len(sources):
-            continue
-        has_numbers = bool(numbers) and experiment.class_count is not None  # a model of texts has others each time
-        own = read[0].numbers
-        score = ask_evaluators(experiment, split, read, train, _aligned(numbers, own) if has_numbers else own)
+
+    def __init__(self, experiment: Experiment, trained: Sequence[Any] = ()) -> None:
+        self.experiment = experiment
+        self.numbers: dict[Any, int] = {name: index for index, name in enumerate(trained)}
+        self.train: Source | None = None
+        self.used: list[Used] = []
+        self.scores: list[PerfectScore] = []
+
+    def take_training(self, sources: Sequence[Source]) -> None:
+        """Take the numbers of the classes, and how masks are read, from the data sets of the training."""
+        self.used.append(used_of('train', sources))
+        first = sources[0]
+        self.numbers = self.numbers or first.numbers
+        # One sample has the settings of all; the others need not stay in memory.
+        self.train = replace(first, built=None, stated=Stated(first.stated.name), loaded=[], samples=first.samples[:1])
+
+    def ask(self, split: str, sources: Sequence[Source]) -> None:
+        """Ask about a split, given all of its data sets in the order of the config."""
+        if not evaluator_entry(self.experiment, split):
+            return
+        own = sources[0].numbers
+        has_numbers = bool(self.numbers) and self.experiment.class_count is not None  # a model of texts has others
+        numbers = _aligned(self.numbers, own) if has_numbers else own
+        score = ask_evaluators(self.experiment, split, sources, self.train or sources[0], numbers)
         if score:
-            scores.append(score)
-            used.append(Used(split))
-            for source in read:
-                used[-1].add(source)
-            if used[-1].objects is not None:
-                used[-1].used_objects = score.objects if score.asked == score.images else None
-    return scores, used
+            self.scores.append(score)
+            used = used_of(split, sources)
+            if used.objects is not None:
+                used.used_objects = score.objects if score.asked == score.images else None
+            self.used.append(used)
 
 
 def _aligned(numbers: dict[Any, int], own: dict[Any, int]) -> dict[Any, int]:
@@ -87,29 +91,8 @@ def _aligned(numbers: dict[Any, int], own: dict[Any, int]) -> dict[Any, int]:
     return {**numbers, **(others if len(own) == len(numbers) else {})}
 
 
-def _read_training(experiment: Experiment) -> tuple[Source | None, list[Used]]:
-    """Return the first data set of the training without its images, and how much of all is used.
-
-    The check of training data says what is wrong with it.
-    """
-    first, used = None, Used('train')
-    for data in experiment.datasets_of(['train']):
-        try:
-            source = read_source(data)
-        except ValueError:
-            return first, []
-        if source is None:
-            return first, []
-        used.add(source)
-        # It has served; the first sample has the settings of all.
-        source.stated.files, source.loaded, source.samples = {}, [], source.samples[:1]
-        source.built = None
-        first = first or source
-    return first, [used]
-
-
 def ask_evaluators(
-    experiment: Experiment, split: str, sources: Sequence[Source], train: Source | None, numbers: dict[Any, int]
+    experiment: Experiment, split: str, sources: Sequence[Source], train: Source, numbers: dict[Any, int]
 ) -> PerfectScore | None:
     """Give the evaluators of a split the answers of a perfect model; the default scope must be that of the config.
 
@@ -117,7 +100,7 @@ def ask_evaluators(
         experiment: the config.
         split: 'val' or 'test'.
         sources: all data sets of the split, in the order of the config.
-        train: the first data set of the training, whose settings say how masks are read; None if it was not read.
+        train: a data set of the training, whose settings say how masks are read.
         numbers: the label of each class, by name, as the training data number them.
 
     Returns:
@@ -126,7 +109,7 @@ def ask_evaluators(
     score = PerfectScore(split, images=sum(len(source.samples) for source in sources))
     with tempfile.TemporaryDirectory() as folder:
         try:
-            question = Question(experiment, split, sources, train or sources[0], numbers, folder)
+            question = Question(experiment, split, sources, train, numbers, folder)
             ask = _ask_about_pixels if experiment.scope == 'mmseg' else _ask_about_objects
             ask(question, score)
         except Exception as error:  # of any evaluator, data set or transform

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -138,15 +139,18 @@ class Used:
     objects: int | None = None
     used_objects: int | None = None
 
-    def add(self, source: Source) -> None:
-        """Add a data set of the split."""
-        files = source.stated.files.values()
-        self.images += len(source.stated.files)
-        self.used_images += len({sample.get('img_path') for sample in source.samples})
+
+def used_of(split: str, sources: Sequence[Source]) -> Used:
+    """Return how much of the data sets of a split is used to train."""
+    used = Used(split)
+    for source in sources:
+        used.images += len(source.stated.files)
+        used.used_images += len({sample.get('img_path') for sample in source.samples})
         if any('instances' in sample for sample in source.loaded):
-            self.objects = (self.objects or 0) + sum(len(file.objects) for file in files)
-            used = sum(not one.get('ignore_flag') for sample in source.samples for one in sample.get('instances') or ())
-            self.used_objects = (self.used_objects or 0) + used
+            kept = sum(not one.get('ignore_flag') for sample in source.samples for one in sample.get('instances') or ())
+            used.objects = (used.objects or 0) + sum(len(file.objects) for file in source.stated.files.values())
+            used.used_objects = (used.used_objects or 0) + kept
+    return used
 
 
 @dataclass
@@ -183,6 +187,7 @@ class Question:
         empty: the numbers, by ``id``, of those whose mask covers no pixel.
         limit: the number of objects that the model returns of an image, or None; ``limit_address`` is its setting.
         meta: the description of the data sets that the evaluators get.
+        originals: the files of annotations by those that take their place for a sample.
     """
 
     def __init__(
@@ -215,6 +220,9 @@ class Question:
         self.is_sampled = any(len(source.samples) > share for source in sources)
         self.parts = [self._part(source, share) for source in sources]
         self.meta = self._merged()
+        self.originals: dict[str, str] = {}
+        for number, part in enumerate(self.parts if self.is_sampled else ()):
+            self._reduce(part, os.path.join(folder, f'{number}.json'))
 
     def metrics(self) -> list[Any]:
         """Return the entries of the metrics, in the order in which the evaluator has them."""
@@ -261,6 +269,24 @@ class Question:
         ids = [sample.get('img_id') for sample in samples]
         ids += [image['id'] for file in left_out[: most // 4] for image in file.images]
         return Part(source, built, samples, ids)
+
+    def _reduce(self, part: Part, path: str) -> None:
+        """Let the evaluators that compare with the file of a data set read the images to ask about alone."""
+        name, categories = part.source.data.annotations, part.source.stated.categories
+        entries = [entry for entry in self.metrics() if is_same_file(entry.get('ann_file'), name)]
+        if not entries or not categories:
+            return
+        kept = {*part.img_ids}
+        content: dict[str, list[Any]] = {'images': [], 'annotations': []}
+        content['categories'] = [{'id': key, 'name': name} for key, name in categories.items()]
+        for file in part.source.stated.files.values():
+            content['images'] += [image for image in file.images if image['id'] in kept]
+            content['annotations'] += [one.entry for one in file.objects if one.entry['image_id'] in kept]
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump(content, stream)
+        self.originals[path] = name
+        for entry in entries:
+            entry['ann_file'] = path
 
     def _asked_about(self, source: Source, most: int) -> list[int]:
         """Return the images to ask about: of files that several name, with most objects, of each class, and others."""
@@ -317,6 +343,11 @@ def are_known(entry: Any) -> bool:
     """Return whether all metrics are those of mmdet and mmseg that compare what is answered here."""
     kinds = [str(part['type']).rpartition('.')[2] for part in dicts(entry) if 'type' in part and 'metrics' not in part]
     return all(kind in _KNOWN for kind in kinds)
+
+
+def is_same_file(one: Any, other: str) -> bool:
+    """Return whether two paths are those of one file; addresses are not compared."""
+    return bool(one) and os.path.realpath(one) == os.path.realpath(other)
 
 
 def is_of_one_part(evaluator: Any) -> bool:

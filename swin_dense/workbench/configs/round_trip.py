@@ -27,7 +27,7 @@ from swin_dense.workbench.configs.classes import check_classes
 from swin_dense.workbench.configs.experiment import DataSet, dicts
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, sample_evenly
 from swin_dense.workbench.configs.segmentations import check_mask
-from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, quiet, read_source, shown
+from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, quiet, shown
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
@@ -56,13 +56,12 @@ class Trip:
     unused: Counter[Any] = field(default_factory=Counter)
 
 
-def check_objects(data: DataSet, every_image: bool = False) -> list[str]:
+def check_objects(data: DataSet, source: Source | None, every_image: bool = False) -> list[str]:
     """Check a data set of a detector by the round trip, and all file names and a sample of its images.
 
     The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return
     notes on the data and on anything unusual; raise ValueError for errors.
     """
-    source = read_source(data)
     if source is None:
         return [f'{data.address}: the annotations of a {data.kind} are not looked at'] if data.kind else []
     name = source.stated.name

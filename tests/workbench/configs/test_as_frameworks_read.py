@@ -16,6 +16,7 @@ from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.images import check_images
 from swin_dense.workbench.configs.masks import check_masks
 from swin_dense.workbench.configs.round_trip import check_objects
+from swin_dense.workbench.configs.stated import read_source
 
 LOAD = {'type': 'LoadImageFromFile', 'backend_args': None}
 NAMES = ('apple', 'pear')
@@ -45,7 +46,8 @@ def coco_config(**changes):
 def notes_on(config, dataset, is_evaluated):
     """Return the notes of ``check_objects`` on a data set of a config."""
     split = 'val' if is_evaluated else 'train'
-    return check_objects(DataSet(Experiment(config), dataset, split, f'{split}_dataloader.dataset'))
+    data = DataSet(Experiment(config), dataset, split, f'{split}_dataloader.dataset')
+    return check_objects(data, read_source(data))
 
 
 def random_content(root, generator):

@@ -22,7 +22,9 @@ from swin_dense.workbench.configs import hints, question
 from swin_dense.workbench.configs.checking import check_data
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.own_data import ignore_values, map_values, set_classes
-from swin_dense.workbench.configs.perfect import perfect_scores
+from swin_dense.workbench.configs.perfect import Asker
+from swin_dense.workbench.configs.question import PerfectScore
+from swin_dense.workbench.configs.stated import read_source
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.child import run_cases
 from tests.workbench.configs.data import CLASSES, DETECTOR, SEGMENTOR, TRAIN, VAL, make_coco, make_masks
@@ -76,17 +78,23 @@ class Coco:
         path.write_text(json.dumps(annotations))
         return str(path)
 
-    def ask(self, splits=('train', 'val')):
+    def ask(self):
         self.write(TRAIN, self.train)
         self.write(VAL, self.val)
-        return ask(self.config, splits)
+        return ask(self.config)
 
 
-def ask(config, splits=('train', 'val')):
+def ask(config):
     """Return whether a perfect model's scores are an error, the first figure, and all words."""
     experiment = Experiment(config)
     init_default_scope(experiment.scope)
-    scores, _ = perfect_scores(experiment, splits)
+    asker = Asker(experiment)
+    try:
+        asker.take_training([read_source(data) for data in experiment.datasets_of(['train'])])
+        asker.ask('val', [read_source(data) for data in experiment.datasets_of(['val'])])
+        scores = asker.scores
+    except ValueError as error:
+        scores = [PerfectScore('val', problem=str(error))]
     figures = [figure for score in scores for figure in score.scores.values()]
     return [any(score.is_error for score in scores), min(figures, default=None), '\n'.join(map(str, scores))]
 
