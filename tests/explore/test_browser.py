@@ -270,11 +270,10 @@ def test_colours_mean_the_same_in_both_schemes(opened):
 def test_a_phone_shows_the_photograph_beside_what_a_tap_changes(opened):
     page = opened(360, has_touch=True)
     show_attention(page)
-    page.locator('#weights').scroll_into_view_if_needed()
-    page.locator('#weights').evaluate("(node) => node.scrollIntoView({block: 'end'})")
+    page.locator('#heads').evaluate("(node) => node.scrollIntoView({block: 'end'})")
     shown = page.locator('#photo').bounding_box()
     assert shown['y'] >= 0
-    assert shown['y'] + shown['height'] <= page.locator('#weights').bounding_box()['y']
+    assert shown['y'] + shown['height'] <= page.locator('#heads').bounding_box()['y']
     before = text(page, '#where')
     page.locator('#photo').tap(position={'x': 20, 'y': 20})
     assert text(page, '#where') != before
