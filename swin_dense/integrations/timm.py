@@ -286,6 +286,7 @@ def _pretrained_cfg(weights: PublishedFile) -> dict[str, Any]:
         'url': weights.address,
         'custom_load': True,  # by load_pretrained, because these files contain more than tensors
         'input_size': (3, weights.img_size, weights.img_size),
+        'pool_size': (weights.img_size // 32, weights.img_size // 32),
         'num_classes': weights.classes,
         'crop_pct': 0.9,
         'interpolation': 'bicubic',

@@ -362,6 +362,9 @@ def _check_image(img: object, in_channels: int, patch_embed: nn.Module) -> None:
         )
     if not isinstance(img, Tensor):
         raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+    if img.is_nested or img.layout != torch.strided:
+        kind = 'nested' if img.is_nested else str(img.layout)
+        raise TypeError(f'img must be a dense tensor, got {kind}; pad images to one size, or call to_dense()')
     if img.ndim != 4:
         raise ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
     if not img.is_floating_point():

@@ -29,7 +29,7 @@ from swin_dense.utils import checks
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-LARGEST_LOGIT_SCALE = math.log(100)
+LARGEST_FACTOR = 100
 LARGEST_BIAS = 16
 CPB_CHANNELS = 512
 
@@ -105,7 +105,7 @@ class CosineWindowAttention(WindowAttention):
             q = q + self.q_bias.to(q.dtype)  # autocast has chosen the dtype of the product
             v = v + self.v_bias.to(v.dtype)
         # Queries are multiplied by the factor of their head here, so the attention op uses a scale of 1.
-        factors = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
+        factors = self.logit_scale.clamp(max=math.log(LARGEST_FACTOR)).exp()
         q = self._directions(q) * factors.view(-1, 1)
         k = self._directions(k)
         q = q.flatten(-2).to(v.dtype)

@@ -105,7 +105,8 @@ def slots_of_tokens(grid: Grid, device: torch.device) -> Tensor:
 
 def region_masks(regions_NT: Tensor) -> Tensor:
     """Return what is added to the scores of windows, (N, 1, T, T): a penalty for tokens of different regions."""
-    return REGION_PENALTY * (regions_NT[:, None, :, None] != regions_NT[:, None, None])
+    # The number itself: in a checkpoint, torch.compile(dynamic=True) makes a symbol of a global float, and fails.
+    return -100.0 * (regions_NT[:, None, :, None] != regions_NT[:, None, None])
 
 
 class Plan(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo import testing
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from tests.derivatives import doubles, maps_and_gradients
 
 if not hasattr(testing, 'AotEagerAndRecordGraphs'):
@@ -93,6 +93,17 @@ def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias)
     assert ('scaled_dot_product_attention' in graph.code) is not trains_bias
     # Without the copy, Inductor looks up the bias anew for each pair of tokens.
     assert ('swin_dense.stored' in graph.code) is trains_bias
+
+
+@pytest.mark.slow
+@needs_whole_graphs
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_sizes_may_be_dynamic_from_the_start_with_activation_checkpointing(kind):
+    """A global float inside a checkpoint would be a symbol then, which torch cannot hand in."""
+    model = kind(embed_dims=8, depths=(2,), num_heads=(1,), window_size=4, drop_path_rate=0.0, with_cp=True)
+    compiled = torch.compile(model, backend='aot_eager', dynamic=True)
+    img = torch.randn(2, 3, 40, 56)
+    assert_close(maps_and_gradients(compiled, img), maps_and_gradients(model, img))
 
 
 @needs_whole_graphs
