@@ -338,8 +338,11 @@ IMAGE = torch.zeros(1, 3, 32, 32)
         ('image.png', 'img must be a torch.Tensor, got str'),
         (IMAGE.byte(), 'img must be a floating-point tensor, got torch.uint8; normalise the image first'),
         (IMAGE.double(), 'img is torch.float64, but the weights are torch.float32; convert one of them'),
+        (IMAGE.to_sparse(), 'img must be a dense tensor, got torch.sparse_coo; pad images to one size, or call'),
+        (IMAGE.to_mkldnn(), 'img must be a dense tensor, got torch._mkldnn; pad images to one size, or call'),
+        (torch.nested.nested_tensor([IMAGE[0], IMAGE[0]]), 'img must be a dense tensor, got nested; pad images to'),
     ],
-    ids=['path', 'integers', 'float64'],
+    ids=['path', 'integers', 'float64', 'sparse', 'mkldnn', 'nested'],
 )
 def test_images_of_a_wrong_type(img, message):
     with pytest.raises(TypeError, match=re.escape(message)):

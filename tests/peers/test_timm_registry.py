@@ -87,6 +87,7 @@ def test_the_table_of_published_weights_agrees_with_timm_and_torchvision():
         if weights.publisher == 'Microsoft':
             cfg = TIMMS[weights.address]
             assert cfg.input_size == (3, weights.img_size, weights.img_size)
+            assert cfg.pool_size == (weights.img_size // 32, weights.img_size // 32)
             assert (cfg.num_classes, cfg.license) == (weights.classes, weights.licence.lower())
             assert re.search(r'window(?:\d+to)?(\d+)', cfg.architecture)[1] == str(weights.window_size)
             assert weights.arch == re.sub(r'(swinv?2?_\w)[a-z]+_.*', r'\1', cfg.architecture)
