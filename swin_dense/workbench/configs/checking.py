@@ -18,6 +18,7 @@ from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.experiment import SPLITS, DataSet, Experiment, dicts
+from swin_dense.workbench.configs.losses import check_losses
 from swin_dense.workbench.configs.masks import check_masks
 from swin_dense.workbench.configs.perfect import Asker
 from swin_dense.workbench.configs.question import PerfectScore, Used
@@ -99,6 +100,11 @@ def check_data(
         key = str([dataset.entry for dataset in datasets]) + str(experiment.config.get(f'{split}_evaluator'))
         if split == 'train' or key not in seen:
             sources = _checked_sources(datasets, checked, every_image)
+            if split == 'train' and experiment.scope == 'mmseg' and sources:
+                try:
+                    checked.notes += check_losses(experiment, sources[0])
+                except ValueError as error:
+                    checked.errors.append(str(error))
             if is_asked and sources and split == 'train':
                 asker.take_training(sources)
             elif is_asked and sources:

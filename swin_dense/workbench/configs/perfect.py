@@ -172,7 +172,7 @@ def _with_answers(packed: Any, sample: Any, question: Question, load_masks: Any)
 
 def _mask_loader(data: DataSet) -> Callable[[list[StatedObject], int, int], list[Any]] | None:
     """Return a function that makes run lengths of answers as the training data load masks; None if they load none."""
-    steps = [dict(step) for step in _loading(data) if step.get('with_mask')]
+    steps = [dict(step) for step in loading_steps(data) if step.get('with_mask')]
     if not steps:
         return None
     pipeline = Compose([{**copy.deepcopy(steps[0]), 'with_seg': False}])
@@ -192,7 +192,7 @@ def _mask_loader(data: DataSet) -> Callable[[list[StatedObject], int, int], list
     return load
 
 
-def _loading(data: DataSet) -> list[Any]:
+def loading_steps(data: DataSet) -> list[Any]:
     """Return the steps of a pipeline that load annotations, those inside of test-time augmentation too."""
     steps = list(dicts(data.pipeline))[1:]
     return [step for step in steps if str(step.get('type')).rpartition('.')[2].startswith(_LOADING)]
@@ -203,7 +203,7 @@ def _packer(data: DataSet) -> Callable[[Any], Any]:
     packing = [step for step in dicts(data.pipeline) if str(step.get('type')).rpartition('.')[2].startswith('Pack')]
     if not packing:
         raise ValueError(f'{data.address}.pipeline has no step that packs a sample')
-    pipeline = Compose([copy.deepcopy(dict(step)) for step in (*_loading(data), packing[-1])])
+    pipeline = Compose([copy.deepcopy(dict(step)) for step in (*loading_steps(data), packing[-1])])
     load_image = Compose([copy.deepcopy(dict(data.loader))])
     is_detector = data.experiment.is_detector
 
@@ -228,7 +228,7 @@ def _packer(data: DataSet) -> Callable[[Any], Any]:
 
 
 def _ask_about_pixels(question: Question, score: PerfectScore) -> None:
-    taught = Compose([copy.deepcopy(dict(step)) for step in _loading(question.train.data)])
+    taught = Compose([copy.deepcopy(dict(step)) for step in loading_steps(question.train.data)])
     given = question.train.samples[0] if question.train.samples else {}
     settings = {key: given[key] for key in ('reduce_zero_label', 'label_map', 'seg_fields') if key in given}
     differ: Counter[tuple[int, int]] = Counter()

@@ -750,3 +750,46 @@ def test_the_commands_print_it(tmp_path, capsys):
     assert found['errors'] == [error for error in found['errors'] if 'misses 4 that repeat another' in error]
     assert found['scores'][0]['missed'][0]['count'] == 4
     assert err.count('a perfect model would score') == 1
+
+
+def loss_of(**loss):
+    """Return a case: the notes and errors on a segmentor with a loss of its own."""
+
+    def case():
+        found = []
+
+        def change(config):
+            out = loss.pop('out_channels', None)
+            config.model.decode_head.loss_decode = dict(loss_weight=1.0, **loss)
+            if out:
+                config.model.decode_head.update(out_channels=out, threshold=0.5)
+            for split in ('val', 'test'):
+                config.pop(f'{split}_evaluator')
+            checked = check_data(Experiment(config), ('train',))
+            found.extend([checked.errors, [note for note in checked.notes if 'loss_decode' in note]])
+
+        roads(change)()
+        return found
+
+    return case
+
+
+def test_losses_are_asked_whether_they_ignore_pixels():
+    cases = {
+        'cross entropy': loss_of(type='CrossEntropyLoss'),
+        'two sigmoids': loss_of(type='CrossEntropyLoss', use_sigmoid=True),
+        'one sigmoid': loss_of(type='CrossEntropyLoss', use_sigmoid=True, out_channels=1),
+        'one channel of two classes': loss_of(type='CrossEntropyLoss', out_channels=1),
+        'dice': loss_of(type='DiceLoss'),
+        'focal': loss_of(type='FocalLoss'),
+    }
+    results = run_cases(cases, lambda case: case())
+    dice, one = results.pop('dice'), results.pop('one channel of two classes')
+    assert dice[0] == []
+    assert re.search(
+        r'model.decode_head.loss_decode \(DiceLoss\) does not ignore pixels of 255: .* they get \d', dice[1][0]
+    )
+    assert re.search(
+        r'labels from 0 to 1 \(.*out of bounds.*--set model.decode_head.loss_decode.use_sigmoid', one[0][0]
+    )
+    assert results == {name: [[], []] for name in results}
