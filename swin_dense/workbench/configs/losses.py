@@ -38,8 +38,9 @@ def check_losses(experiment: Experiment, source: Source) -> list[str]:
         share = _share_of_ignored(address, head, loss)
         if share > _LEAST and _has_ignored(source):
             notes.append(
-                f'{address} ({loss.get("type")}) does not ignore pixels of {_IGNORED}: of a stand-in that has as many of '
-                f'them as others, they get {100 * share:.2g} % of the gradient; give them a class, or take another loss'
+                f'{address} ({loss.get("type")}) does not ignore pixels of {_IGNORED}: of a stand-in, half of whose '
+                f'pixels are ignored, they get {100 * share:.2g} % of the gradient; give them a class, or take another '
+                'loss'
             )
     return notes
 
@@ -76,7 +77,8 @@ def _share_of_ignored(address: str, head: Any, entry: Any) -> float:
                 return 0.0
             raise ValueError(
                 f'{address} ({entry.get("type")}) fails on maps of {channels} channels and labels from 0 to '
-                f'{count - 1} ({described(error)}); --set {address}.use_sigmoid=True, or out_channels={count} of its head'
+                f'{count - 1} ({described(error)}); --set {address}.use_sigmoid=True, or out_channels={count} of its '
+                'head'
             ) from error
     sums = gradient.abs().sum((0, 1, 2))
     return float(sums[_SIDE // 2 :].sum() / sums.sum().clamp(min=1e-12))
