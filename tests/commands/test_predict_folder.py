@@ -38,6 +38,12 @@ def image_of(name):
         return json.load(file)['image']
 
 
+def test_no_pictures_are_drawn_on_request(predict, tmp_path):
+    make('a.jpg')
+    assert predict('a.jpg', '--no-pictures') == 0
+    assert names_in(tmp_path / 'out') == ['a.json', 'a.labels.png']
+
+
 def test_images_that_differ_in_the_suffix_keep_it(predict, tmp_path):
     make('p/a.jpg', 'p/a.png', 'p/a.jpg.png', 'p/A.bmp', 'p/b.png', 'p/sub/a.png')
     assert predict('p') == 0

@@ -49,6 +49,9 @@ def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
     Image.fromarray(photograph(50, 70)).save(path, exif=exif)
     np.testing.assert_array_equal(pictures.read(path), mmcv.imread(str(path))[:, :, ::-1])
     assert pictures.read(path).shape == (70, 50, 3)
+    content = path.read_bytes()
+    for body in (content, bytearray(content), memoryview(content)):
+        np.testing.assert_array_equal(pictures.read(body), pictures.read(path))
     image = Image.fromarray(photograph(50, 70))
     for shown in (image, image.convert('L')):
         np.testing.assert_array_equal(pictures.read(shown), np.asarray(shown.convert('RGB')))
@@ -86,6 +89,16 @@ def test_a_damaged_pil_image_is_refused(tmp_path):
     half.write_bytes(whole.read_bytes()[:900])
     with pytest.raises(pictures.ImageError, match=r'PIL image of mode RGB .*damaged or truncated'):
         pictures.read(Image.open(half))
+
+
+def test_an_image_of_too_many_pixels_names_the_example_that_predicts_it(tmp_path, monkeypatch):
+    path = tmp_path / 'large.png'
+    Image.fromarray(photograph(50, 70)).save(path)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with pytest.raises(
+        pictures.ImageError, match=r'large\.png.* exceeds limit .*examples/predict_large\.py to predict'
+    ):
+        pictures.read(path)
 
 
 def test_damaged_and_missing_files(tmp_path):
@@ -162,6 +175,18 @@ def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch, name, tex
 
 
 PALETTE = [[0, 0, 0], [0, 255, 0]]
+
+
+@given(st.integers(0, 255), st.integers(0, 255), st.booleans())
+def test_painted_pixels_are_the_mean_of_pixel_and_colour(pixel, colour, is_instance):
+    pixels, mask = np.full((2, 2, 3), pixel, np.uint8), np.eye(2, dtype=bool)
+    if is_instance:
+        found = {'class': 'ball', 'label': 0, 'score': 0.9, 'box': [50.0, 50.0, 60.0, 60.0]}
+        painted = painting.instances(pixels, [found], [mask], [[colour] * 3])
+    else:
+        painted = painting.segments(pixels, np.where(mask, 0, 7), [[colour] * 3])
+    assert (painted[mask] == (pixel + colour) // 2).all()
+    assert (painted[~mask] == pixel).all()
 
 
 def test_painted_pictures_show_instances_and_segments():
