@@ -1,4 +1,4 @@
-# make demo   train and test both models on a small generated data set, and show the results
+# make demo   train and test both models on a small generated data set, and show the results; QUICK=1 for a few steps
 # make test   run the test suite without the tests marked `long`
 # make test-all  run the whole test suite
 # make test-core  run the quick tests that need torch but no mm package
@@ -7,6 +7,7 @@
 # make test-between  compile and export with versions of torch between the oldest and the newest
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-processors  run the suite with fewer instructions of the processor, and with other numbers of threads
+# make test-surroundings  run the suite in random order, without a home folder, in a clone with data, and the like
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them
 # make gpu    measure and test everything that needs a GPU, in two parts of five minutes (PART=1, PART=2): benchmarks/gpu_session.py
 # make test-ray  test the example for Ray Data
@@ -36,7 +37,7 @@ CORE_READY := .venv-core/ready
 PYTEST := -m pytest -n 3 --dist worksteal
 
 .PHONY: setup requirements demo gpu test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-processors \
-    test-converters test-ray lint FORCE
+    test-surroundings test-converters test-ray lint FORCE
 setup: $(READY)
 
 $(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
@@ -63,7 +64,7 @@ requirements:
 	$(COMPILE) --no-deps --output-file requirements/mmcv.txt --group compiled-mmcv
 
 demo: $(READY)
-	$(PY) tools/demo.py work_dirs/demo
+	$(PY) tools/demo.py work_dirs/demo $(if $(QUICK),--quick)
 
 test: $(READY) $(PEERS_READY)
 	$(PY) $(PYTEST) -m "not long"
@@ -81,7 +82,8 @@ test-core: $(CORE_READY)
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
 # Each target is a session of noxfile.py, which chooses the Python.
-test-oldest test-newest test-between test-onedl test-compiled test-processors test-converters test-ray: test-%: .venv-nox/bin/nox
+test-oldest test-newest test-between test-onedl test-compiled test-processors test-surroundings \
+    test-converters test-ray: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
 # Uses the environment at hand, whose torch is for the GPU; PYTHON=python3 chooses another.

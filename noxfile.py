@@ -7,6 +7,7 @@ The sessions ``oldest``, ``newest`` and ``onedl`` pass arguments after ``--`` to
 results in benchmarks/results/stacks.json; the others pass them to pytest.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -99,6 +100,52 @@ def processors(session: nox.Session, setting: str) -> None:
     """The tests of `make test` in its environment, as on processors with fewer instructions or other cores."""
     pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal', '-m', 'not long']
     session.run('.venv/bin/python', *pytest, *session.posargs, env=PROCESSORS[setting], external=True)
+
+
+# What a user's machine may be like, as environment variables; None removes one.
+SURROUNDINGS = {
+    'random-order': {},
+    'no-home': {'HOME': None},
+    'home-without-files': {'HOME': '/dev/null'},  # nothing can be written below, not even by root
+    'home-with-a-space': {'HOME': str(ROOT / '.nox/a home')},
+    'full-folders': {},
+    'other-folder': {},
+    'umask': {},
+    'locale': {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0', 'PYTHONUTF8': '0'},  # files are ASCII by default
+}
+# Folders of a clone after the demo and with the data of others, under the names that configs give them.
+FOLDERS = ('work_dirs/demo/data/coco', 'work_dirs/demo/data/ADEChallengeData2016', 'data/coco', 'data/ade')
+
+
+@nox.session(venv_backend='none')
+@nox.parametrize('kind', [*SURROUNDINGS], ids=[*SURROUNDINGS])
+def surroundings(session: nox.Session, kind: str) -> None:
+    """The tests of `make test` in its environment, which must depend on nothing outside of the suite."""
+    python, variables = str(ROOT / '.venv/bin/python'), SURROUNDINGS[kind]
+    pytest = [python, '-m', 'pytest', '-n', '3', '--dist', 'worksteal', '-m', 'not long', '-p', 'no:cacheprovider']
+    clone = ROOT
+    if kind == 'random-order':
+        folder = str(Path(session.create_tmp()).resolve())
+        session.run(python, '-m', 'uv', 'pip', 'install', '--target', folder, '--no-deps', 'pytest-randomly==5.1.0')
+        variables = {'PYTHONPATH': folder}
+    elif kind == 'home-with-a-space':
+        Path(variables['HOME']).mkdir(parents=True, exist_ok=True)
+    elif kind == 'full-folders':
+        clone = Path(session.create_tmp(), 'a clone').resolve()
+        shutil.rmtree(clone, ignore_errors=True)
+        session.run('git', 'clone', '--quiet', ROOT, clone, external=True)
+        (clone / '.venv').symlink_to(ROOT / '.venv')
+        for name in FOLDERS:
+            (clone / name).mkdir(parents=True)
+            (clone / name / 'a file of something else.json').write_text('[]')
+        variables = {'PYTHONPATH': str(clone)}
+        session.chdir(clone)
+    elif kind == 'other-folder':
+        session.chdir('/')
+    elif kind == 'umask':
+        pytest = ['sh', '-c', 'umask 077; exec "$@"', 'sh', *pytest]
+    tests = session.posargs or ['tests']
+    session.run(*pytest, '--rootdir', clone, *(clone / test for test in tests), env=variables, external=True)
 
 
 @nox.session(python='3.11')

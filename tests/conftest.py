@@ -202,6 +202,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope='session')
+def _empty_folder(tmp_path_factory):
+    """Run the tests in an empty folder: what a clone holds after a demo or a training makes no difference to them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp('an empty folder'))
+        yield
+
+
 @contextlib.contextmanager
 def quick_configs():
     """Cache the metafiles that mmengine parses, and keep it from formatting configs; the values stay the same.

@@ -24,14 +24,14 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
-def cli(*arguments, check=True, cwd=ROOT, first=None):
+def cli(*arguments, check=True, cwd=None, first=None):
     """Run the command line; return its exit status, stdout and stderr.
 
     ``first`` is a function that the process imports, and calls before the command.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, 'out'), Path(folder, 'err')
-        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd, first))
+        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd or os.getcwd(), first))
         process.start()
         process.join()
         done = subprocess.CompletedProcess(
@@ -67,7 +67,7 @@ def completed(command, status=0, **options):
     return done
 
 
-def python(*arguments, status=0, cwd=ROOT, **variables):
+def python(*arguments, status=0, cwd=None, **variables):
     """Run Python in a process of its own, expect an exit status, and return what it did."""
     return completed([sys.executable, *arguments], status, cwd=cwd, env={**environment(), **variables})
 

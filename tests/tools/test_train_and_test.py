@@ -13,8 +13,8 @@ from tests.conftest import ROOT, some
 from tests.processes import cli, python
 
 CONFIGS = {
-    'mmdet': 'configs/demo/mask-rcnn_swin-demo_fpn.py',
-    'mmseg': 'configs/demo/upernet_swin-demo.py',
+    'mmdet': ROOT / 'configs/demo/mask-rcnn_swin-demo_fpn.py',
+    'mmseg': ROOT / 'configs/demo/upernet_swin-demo.py',
 }
 SHORT = {
     'mmdet': ['train_cfg.max_epochs=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=1'],
@@ -69,7 +69,7 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
     python(
         '-W',
         'ignore',
-        'tools/test.py',
+        ROOT / 'tools/test.py',
         CONFIGS[framework],
         work_dir / LAST[framework],
         *given,
@@ -104,7 +104,7 @@ def test_test_time_augmentation(trained, tmp_path):
     config = CONFIGS[framework]
     if framework == 'mmdet':
         config = tmp_path / 'with_flips.py'
-        config.write_text(WITH_FLIPS.format(base=str(ROOT / CONFIGS[framework])))
+        config.write_text(WITH_FLIPS.format(base=str(CONFIGS[framework])))
     cli('test', config, work_dir / LAST[framework], '--tta', *common)
     report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
     assert 'coco/bbox_mAP_50' in report or 'mIoU' in report
@@ -115,7 +115,7 @@ def test_test_time_augmentation(trained, tmp_path):
 @pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
-    done = python('-W', 'ignore', 'tools/demo.py', out, '--quick')
+    done = python('-W', 'ignore', ROOT / 'tools/demo.py', out, '--quick')
     summary = json.loads((out / 'summary.json').read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
     assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}
@@ -129,14 +129,15 @@ def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ('{} --set train_dataloader.dataset.data_root=nowhere', 'no nowhere/'),
-        ('{} --set train_cfg=None', 'the config has no train_cfg'),
-        ('{} --work-dir setup.py/x', 'setup.py/x must be a folder, but setup.py is a file'),
-        ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'variables COCO_ROOT'),
+        ([CONFIGS['mmdet'], '--set', 'train_dataloader.dataset.data_root=nowhere'], 'no nowhere/'),
+        ([CONFIGS['mmdet'], '--set', 'train_cfg=None'], 'the config has no train_cfg'),
+        ([CONFIGS['mmdet'], '--work-dir', 'file/x'], 'file/x must be a folder, but file is a file'),
+        (['mask-rcnn_swin-t-p4-w7_fpn_1x_coco'], 'variables COCO_ROOT'),
     ],
 )
-def test_wrong_arguments_are_explained_in_one_line(arguments, message):
-    done = cli('train', *arguments.format(CONFIGS['mmdet']).split(), check=False)
+def test_wrong_arguments_are_explained_in_one_line(arguments, message, tmp_path):
+    (tmp_path / 'file').touch()
+    done = cli('train', *arguments, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(re.findall('error: ', done.stderr)) == 1
