@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from swin_dense.ops.triton import attention, choice, gpu, norm
-from swin_dense.utils import compat
+from swin_dense.utils import private
 
 RESULTS = Path(__file__).resolve().parent / 'results' / 'host_cost.json'
 SIZE = (192, 320)
@@ -178,8 +178,8 @@ def as_on_a_gpu(has_kernels: bool) -> Iterator[None]:
         replace(Tensor, 'is_cpu', False, create=True)
         replace(torch.cuda, 'is_current_stream_capturing', _never)
         # As on a GPU in C. A tensor on the CPU has the device -1.
-        replace(compat, 'current_raw_stream', id)
-        replace(compat, 'current_cuda_device', (-1).__int__)
+        replace(private, 'current_raw_stream', id)
+        replace(private, 'current_cuda_device', (-1).__int__)
         replace(gpu, 'IS_INTERPRETED', False)
         replace(choice, 'reasons', choice.Reasons())
         replace(

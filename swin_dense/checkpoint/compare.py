@@ -17,6 +17,7 @@ from swin_dense.checkpoint.report import OTHER_PARTS, Report
 from swin_dense.checkpoint.resize import adapt_channels, resize_table
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Size
+from swin_dense.utils import private
 from swin_dense.utils.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -104,8 +105,8 @@ def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and tensors of all parameters and persistent buffers of a model."""
     yield from model.named_parameters(remove_duplicate=False)
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if private.is_persistent(module, name):
                 yield f'{path}.{name}' if path else name, buffer
 
 

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_dense.utils.private import PythonUnpickler
+
 _ZIP = b'PK\x03\x04'
 # The first pickle in a legacy file of ``torch.save`` contains this magic number.
 _MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, 'little')
@@ -233,16 +235,13 @@ ALLOWED: dict[str, Any] = {
 }
 
 
-# The unpickler in Python, whose steps can be replaced.
-_PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
+class Unpickler(PythonUnpickler or object):  # type: ignore[misc]
+    """The unpickler that is written in Python, whose steps can be replaced.
 
-
-class Unpickler(_PythonUnpickler):
-    """The unpickler of Python, which resolves the names of ``ALLOWED`` only, and changes objects of known types only.
-
-    The ``read`` of a file never returns more than it contains, and its ``length`` in bytes limits what it can claim. In
-    a file of ``torch.save``, ``buffer_of`` returns the memory of a storage, given its key and number of bytes; a plain
-    pickle has such files in itself.
+    It resolves the names of ``ALLOWED`` only, and changes objects of known types only. The ``read`` of a file never
+    returns more than it contains, and its ``length`` in bytes limits what it can claim. In a file of ``torch.save``,
+    ``buffer_of`` returns the memory of a storage, given its key and number of bytes; a plain pickle has such files in
+    itself.
     """
 
     def __init__(self, file: Any, length: int, buffer_of: Callable[[str, int], bytearray] | None = None) -> None:
@@ -342,7 +341,7 @@ class Unpickler(_PythonUnpickler):
         self.append(bytearray(self.read(length)))
 
     dispatch = {  # noqa: RUF012  as in the base class
-        **_PythonUnpickler.dispatch,
+        **getattr(PythonUnpickler, 'dispatch', {}),
         pickle.REDUCE[0]: _load_reduce,
         pickle.NEWOBJ[0]: _load_reduce,
         pickle.NEWOBJ_EX[0]: _load_newobj_ex,
@@ -358,7 +357,7 @@ class Unpickler(_PythonUnpickler):
     }
     # Objects of other programs in this process, and memory beside the file.
     for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER):
-        del dispatch[_code[0]]
+        dispatch.pop(_code[0], None)
 
 
 def _key(value: Any) -> Any:
@@ -379,8 +378,8 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
         is_plain = start[:1] == pickle.PROTO and _MAGIC not in start
         if trust and is_plain:
             return pickle.load(file, encoding='latin1')
-        if trust:
-            return torch.load(file, map_location='cpu', weights_only=False)
+        if trust or PythonUnpickler is None:
+            return torch.load(file, map_location='cpu', weights_only=not trust)
         if start.startswith(_ZIP):
             return _read_zip(file, path.stat().st_size)
         # Unlike that of a file, the ``read`` of a map allocates no more than there is.

@@ -18,7 +18,7 @@ from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.images.normalization import Normalization, resolve_normalization
 from swin_dense.images.reading import per_channel
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.utils import checks, packages
+from swin_dense.utils import checks, packages, private
 
 # Maximum difference from the model's float32 output, relative to the largest value of that output.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
@@ -79,7 +79,7 @@ def export_model(
     if batch is not None:
         checks.integer('batch', batch)
     check_opset(opset, path.suffix)
-    model = getattr(model, '_orig_mod', model)  # of torch.compile
+    model = private.compiled_module(model, model)
     backbone = _backbone_in(model, checks.boolean('dynamic', dynamic))
     if checks.boolean('check', check) and path.suffix == '.onnx':
         packages.require('the check of an .onnx file', 'onnxruntime')

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
-from swin_dense.utils import packages
+from swin_dense.utils import packages, private
 
 _logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
@@ -157,13 +157,10 @@ def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedPro
             '.onnx and .pt2 files for any size need torch 2.10 or later, and files for one size 2.9, got '
             f'{torch.__version__}; .ts files for any size work here'
         )
-    from torch.fx.experimental import _config as symbolic_shapes
-
     ranges = {name: torch.export.Dim(name, min=1) for axes in interface.free for name in axes.values()}
     ranges.update(interface.ranges)
     sizes = tuple({axis: ranges[name] for axis, name in axes.items()} for axes in interface.free)
-    # Without this setting torch specialises the graph on whether each size is 1.
-    with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with _quiet(), private.backed_size_oblivious():
         program = torch.export.export(model, interface.example, dynamic_shapes=sizes)
         if 2 in interface.free[0]:
             return program

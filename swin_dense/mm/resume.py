@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import private
 from swin_dense.utils.names import unwrapped_module
 
 
@@ -37,7 +38,8 @@ class ResumeOptimizer(Hook):
         saved = checkpoint.get('optimizer') or {}
         indices = [index for group in saved.get('param_groups', ()) for index in group['params']]
         # Several optimisers have no groups of parameters here, and sharded ones no indices.
-        if not runner._resume or optimizer is None or not all(isinstance(index, int) for index in indices or [None]):
+        has_indices = all(isinstance(index, int) for index in indices or [None])
+        if not private.is_resuming(runner) or optimizer is None or not has_indices:
             return
         model = unwrapped_module(runner.model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}

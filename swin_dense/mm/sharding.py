@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmengine._strategy import FSDPStrategy
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swin_dense.models.block import SwinBlock
+from swin_dense.utils import private
+
+_FSDPStrategy: Any = private.fsdp_strategy()
+if _FSDPStrategy is None:
+    raise ImportError('there is no FSDPStrategy in mmengine._strategy with these versions of mmengine and torch')
 
 
 def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
@@ -20,7 +24,7 @@ def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: in
     return recurse or isinstance(module, SwinBlock)
 
 
-class ResumableFSDPStrategy(FSDPStrategy):  # type: ignore[misc]
+class ResumableFSDPStrategy(_FSDPStrategy):  # type: ignore[misc]
     """mmengine's FSDPStrategy that can also resume from a checkpoint with ``state_dict_cfg='full'``.
 
     ``swin-dense train`` replaces FSDPStrategy by this class. mmengine 0.10.7 passes the optimiser state with the

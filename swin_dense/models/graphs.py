@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from swin_dense.ops import context
 from swin_dense.utils import compat
+from swin_dense.utils.private import tensors_of
 
 _DEVICE = 'cuda'
 
@@ -96,7 +97,7 @@ class _Graphed:
 
     def _state(self, img: Tensor) -> Any:
         """Return what must be as at the capture; None if weights have gradients, to which a replay cannot add."""
-        own = [x for module in self._backbone.modules() for x in (module._parameters, module._buffers)]  # quickly
+        own = [x for module in self._backbone.modules() for x in tensors_of(module)]  # quickly
         weights = [x for tensors in own for x in tensors.values() if x is not None]
         if torch.is_grad_enabled() and any(x.grad is not None for x in weights if x.is_leaf):
             return None

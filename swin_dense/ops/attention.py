@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from swin_dense.ops import context, reference, sdpa
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.windows import WindowSpec
+from swin_dense.utils.private import hooks_of
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
@@ -63,7 +64,7 @@ def window_attention(
     is_tracing = context.is_tracing()  # asked once: on a GPU, a question costs the host as much as an operation
     # The kernel is an operator of its own, which torch.compile records.
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x, is_tracing)
-    sees_weights = attn_drop.forward != _DROPOUTS_FORWARD.__get__(attn_drop) or any(context.hooks_of(attn_drop))
+    sees_weights = attn_drop.forward != _DROPOUTS_FORWARD.__get__(attn_drop) or any(hooks_of(attn_drop))
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):

@@ -7,22 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
+from torch import Tensor
 
 from swin_dense.utils import compat
-
-# Hooks of all modules; torch adds to these dicts and never replaces them.
-_GLOBAL_HOOKS = (
-    torch_module._global_forward_hooks,
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_backward_hooks,
-    torch_module._global_backward_pre_hooks,
-)
-# Whether a torch.func transform, such as grad or vmap, is active
-is_transformed = torch._C._are_functorch_transforms_active
+from swin_dense.utils.private import FakeTensor, count_modes, forward_level, get_tracing_state, is_transformed
 
 
 def is_exporting() -> bool:
@@ -32,7 +20,7 @@ def is_exporting() -> bool:
 
 def is_tracing() -> bool:
     """Return whether torch.compile or an exporter is recording a graph, which must be valid for other sizes."""
-    return compat.is_compiling() or compat.get_tracing_state() is not None
+    return compat.is_compiling() or get_tracing_state() is not None
 
 
 def needs_reference(x: Tensor, is_tracing: bool) -> bool:
@@ -40,29 +28,18 @@ def needs_reference(x: Tensor, is_tracing: bool) -> bool:
     if is_tracing:
         return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU.
-    has_mode = x.is_cpu and compat.count_modes() > 0
-    return has_mode or is_transformed() or forward_ad._current_level >= 0 or isinstance(x, FakeTensor)
+    has_mode = x.is_cpu and count_modes() > 0
+    return has_mode or is_transformed() or forward_level() >= 0 or isinstance(x, FakeTensor)
 
 
 def needs_single_operations(x: Tensor) -> bool:
     """Return whether operations on ``x`` must run one by one: something records, transforms or counts them."""
-    if compat.is_compiling() or compat.get_tracing_state() is not None or type(x) is not Tensor:
+    if compat.is_compiling() or get_tracing_state() is not None or type(x) is not Tensor:
         return True
-    return is_transformed() or forward_ad._current_level >= 0 or compat.count_modes() > 0
+    return is_transformed() or forward_level() >= 0 or count_modes() > 0
 
 
 def torchs_forward(module: ModuleType, name: str) -> Callable[..., Any]:
     """Return the ``forward`` of a class in a module of torch, or a function equal to none if a library replaced it."""
     forward = getattr(module, name).forward
     return forward if getattr(forward, '__globals__', None) is vars(module) else torchs_forward
-
-
-def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return the dicts of forward and backward hooks of a module, and of all modules."""
-    return (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        *_GLOBAL_HOOKS,
-    )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.ops import context
-from swin_dense.utils import compat
+from swin_dense.utils import compat, private
 
 # The AMD family that gains at least a tenth at 224 and at 512 pixels: Zen 5. Zen 4, whose AVX-512 units have 256 bits,
 # loses at 224, and later families were not measured.
@@ -23,7 +23,7 @@ FAMILY = 26
 def _is_faster_by_onednn() -> bool:
     """Return whether torch would use MKL on a processor where oneDNN was measured to be faster, and has oneDNN."""
     has_mkl = torch.backends.mkl.is_available()
-    has_onednn = hasattr(torch.ops.mkldnn, '_linear_pointwise')
+    has_onednn = private.linear_pointwise is not None
     has_avx512 = torch.backends.cpu.get_cpu_capability() == 'AVX512'
     processor = _processor()
     family = re.search(r'family[\s:]+(\d+)', processor, re.IGNORECASE)
@@ -81,7 +81,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
     # torch.compile cannot trace the rest.
-    return is_tracing or (torch._C._get_mkldnn_enabled() and not context.needs_reference(x, is_tracing))
+    return is_tracing or (private.is_mkldnn_enabled() and not context.needs_reference(x, is_tracing))
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # The operator that torch's compiler uses
-    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
+    return private.linear_pointwise(rows, weight, bias, 'none', [], '')
 
 
 class _Linear(torch.autograd.Function):

@@ -20,7 +20,7 @@ from swin_dense.ops import context, layout, reference
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.windows import Grid, Plan, WindowSpec, plan_windows, region_masks, relative_position_bias
-from swin_dense.utils import compat
+from swin_dense.utils import compat, private
 
 # An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
 # tokens, in a loop without vector instructions.
@@ -61,7 +61,7 @@ def gpu_plan(grid: Grid, device: torch.device) -> Plan:
     if plan is not None:
         return plan
     if not torch.cuda.is_current_stream_capturing():
-        return _plans[grid, device, compat.current_raw_stream(device.index)]
+        return _plans[grid, device, private.current_raw_stream(device.index)]
     # torch waits for the device before it captures a graph, so the plans of all streams can be read.
     for key, plan in list(_plans.items()):
         if key[:2] == (grid, device):

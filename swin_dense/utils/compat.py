@@ -54,22 +54,6 @@ class _Operator:
         self._call = type('_OperatorFunction', (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
 
 
-def assume_constant_result(function: Callable[..., Any]) -> Any:
-    """See ``torch.compiler.assume_constant_result``, which would import the compiler."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-# What every pass asks many times is asked in C, as torch's modules do: whether torch.jit.trace records, and how many
-# torch modes, such as FlopCounterMode, there are.
-get_tracing_state = torch._C._get_tracing_state
-count_modes = torch._C._len_torch_dispatch_stack
-# The same for CUDA, as Triton and torch's compiler call them: the index of the current device, and the address of the
-# current stream of a device by its index. Builds without CUDA lack them.
-current_cuda_device = getattr(torch._C, '_cuda_getDevice', torch.cuda.current_device)
-current_raw_stream = getattr(
-    torch._C, '_cuda_getCurrentRawStream', lambda device: torch.cuda.current_stream(device).cuda_stream
-)
 is_compiling = torch.compiler.is_compiling if _HAS_2_3 else torch._utils.is_compiling
 
 

@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from urllib.request import Request, urlopen
 
-from torch.hub import get_dir, tqdm
+from torch.hub import get_dir
 
-from swin_dense.utils import packages
+from swin_dense.utils import packages, private
 from swin_dense.utils.addresses import without_secrets
 from swin_dense.utils.atomic import atomic_path, exclusive_lock, remove
 from swin_dense.utils.checks import shortened
@@ -141,12 +141,11 @@ def _receive(address: str, path: Path) -> None:
         size = 'of unknown size' if total < 0 else f'{total / 1e6:.1f} MB'
         # A warning is printed without a configuration of logging, too.
         _logger.warning('Downloading %s (%s) into %s', without_secrets(address), size, path.parent)
-        # Of tqdm, torch.hub's stand-in, for environments without that package, has only `update`.
-        bar = tqdm(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
-        with bar, path.open('wb') as file:
+        bar = private.progress_bar(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
+        with bar as show, path.open('wb') as file:
             while block := response.read(_CHUNK):
                 file.write(block)
-                bar.update(len(block))
+                show(len(block))
             if total not in (-1, file.tell()):
                 raise HTTPException(f'the connection ended after {file.tell()} of {total} bytes')
 

@@ -4,6 +4,8 @@ import re
 
 from torch import nn
 
+from swin_dense.utils.private import compiled_module
+
 _WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 
 
@@ -14,6 +16,6 @@ def unwrapped(name: str) -> str:
 
 def unwrapped_module(module: nn.Module) -> nn.Module:
     """Return the module inside wrappers of data parallelism (``.module``) and compilation (``._orig_mod``)."""
-    while isinstance(inner := getattr(module, 'module', getattr(module, '_orig_mod', None)), nn.Module):
+    while isinstance(inner := getattr(module, 'module', compiled_module(module, None)), nn.Module):
         module = inner
     return module

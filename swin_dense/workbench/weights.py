@@ -15,6 +15,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
+from swin_dense.utils import private
 from swin_dense.utils.checks import first_few
 from swin_dense.utils.errors import CheckpointError
 
@@ -65,7 +66,7 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
     for name, tensor in weights.items():
         state[str(name).removeprefix('module.')] = tensor
     # The versions of modules, by which those of the frameworks know former names of parameters.
-    state._metadata = getattr(weights, '_metadata', None)  # type: ignore[attr-defined]
+    private.copy_metadata(weights, state)
     keys: list[list[str]] = []
     # Parameters of another shape are an error of torch, which does not name those that are missing.
     hook = model.register_load_state_dict_post_hook(lambda _, incompatible: keys.extend(incompatible))

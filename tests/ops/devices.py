@@ -10,7 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from swin_dense.ops.triton import gpu
-from swin_dense.utils import compat
+from swin_dense.utils import private
 from tests.processes import python
 
 _reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
@@ -30,7 +30,7 @@ def as_on_a_gpu():
         mock.patch.object(torch.Tensor, 'is_cuda', True, create=True),
         mock.patch.object(torch.Tensor, 'is_cpu', False, create=True),
         mock.patch.object(torch.cuda, 'is_current_stream_capturing', return_value=False),
-        mock.patch.object(compat, 'current_raw_stream', return_value=0),
+        mock.patch.object(private, 'current_raw_stream', return_value=0),
     ):
         yield
 

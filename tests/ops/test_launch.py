@@ -9,7 +9,7 @@ import torch
 from swin_dense.ops.triton import attention, choice, gpu
 from swin_dense.ops.triton.launch import Launch
 from swin_dense.ops.windows import WindowSpec
-from swin_dense.utils import compat
+from swin_dense.utils import private
 from tests.ops.devices import run_python
 
 
@@ -29,7 +29,7 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu, 'IS_INTERPRETED', False)
-    monkeypatch.setattr(compat, 'current_cuda_device', lambda: -1)  # that of a tensor on the CPU
+    monkeypatch.setattr(private, 'current_cuda_device', lambda: -1)  # that of a tensor on the CPU
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
 
 
@@ -53,7 +53,7 @@ def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch):
         yield
         current[0] = before
 
-    monkeypatch.setattr(compat, 'current_cuda_device', lambda: current[0])
+    monkeypatch.setattr(private, 'current_cuda_device', lambda: current[0])
     monkeypatch.setattr(torch.cuda, 'device_of', device_of)
     kernel, devices = Kernel(), []
     launch = Launch(kernel, 3, {'BLOCK': 64, 'eps': 0.5, 'rows': 7}, {})
@@ -129,8 +129,8 @@ def test_triton_gets_the_same_arguments_as_by_its_own_call():
 
         triton.runtime.driver.set_active(Driver())
         from swin_dense.ops.triton import attention, norm
-        from swin_dense.utils import compat
-        compat.current_cuda_device = lambda: -1  # that of a tensor on the CPU
+        from swin_dense.utils import private
+        private.current_cuda_device = lambda: -1  # that of a tensor on the CPU
 
         def plain(values):
             return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values[8:]]

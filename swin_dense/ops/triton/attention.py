@@ -32,6 +32,7 @@ from swin_dense.ops.windows import (
     window_grid,
 )
 from swin_dense.utils import compat
+from swin_dense.utils.private import count_modes
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
     from swin_dense.ops.triton import attention_kernels as kernels
@@ -97,7 +98,7 @@ def attend_by_kernel(
 
 def must_call_operators(is_tracing: bool) -> bool:
     """Return whether torch.compile, a torch mode such as FlopCounterMode, or torch.func must see operators."""
-    return is_tracing or compat.count_modes() > 0 or context.is_transformed()
+    return is_tracing or count_modes() > 0 or context.is_transformed()
 
 
 # ``size`` is the (height, width) of the map in tokens; that of qkv is a multiple of the window.

@@ -18,7 +18,7 @@ from torch import Tensor
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.triton.trials import AttentionTrial, NormTrial, Trial
 from swin_dense.ops.windows import WindowSpec
-from swin_dense.utils import compat
+from swin_dense.utils import compat, private
 
 _REPORT = 'report this with the output of swin-dense doctor'
 
@@ -49,7 +49,7 @@ def is_kernel(
 ) -> bool:
     """Return whether 'auto' is the kernel for a map on a CUDA device, (B, H, W, C), also while torch.compile traces."""
     # Subclasses have operations of their own, and modes such as FlopCounterMode count those of torch.
-    has_mode = not is_tracing and compat.count_modes() > 0
+    has_mode = not is_tracing and private.count_modes() > 0
     if type(x) is not Tensor or dropout > 0 or has_mode:
         return False
     dtype = x.dtype  # of the projection, which autocast may choose
@@ -64,7 +64,7 @@ def is_kernel(
     return _has_passed(*trial) if is_tracing else reasons[trial] is None
 
 
-@compat.assume_constant_result  # torch.compile calls it while it traces, and cannot trace a trial
+@private.assume_constant_result  # torch.compile calls it while it traces, and cannot trace a trial
 def _has_passed(*trial: Any) -> bool:
     return reasons[trial] is None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.ops.triton import gpu
-from swin_dense.utils import compat
+from swin_dense.utils import private
 
 _dtype_of = operator.attrgetter('dtype')
 
@@ -52,7 +52,7 @@ class Launch:
         if gpu.IS_INTERPRETED:
             self._kernel[self._grid](*tensors, **self._arguments, **self._options)
             return
-        if tensors[0].get_device() != compat.current_cuda_device():
+        if tensors[0].get_device() != private.current_cuda_device():
             with torch.cuda.device_of(tensors[0]):
                 self(*tensors)
             return

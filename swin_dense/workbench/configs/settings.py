@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.utils import checks
+from swin_dense.utils import checks, private
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -156,7 +156,7 @@ def as_text(config: Config, title: str) -> str:
     from swin_dense.workbench.recipes.lazy import imported_values
 
     read = read_entries()
-    content = config._to_lazy_dict()
+    content = private.lazy_dict(config)
     kept = Config({key: value for key, value in content.items() if key in read})
     for place, imported in imported_values(kept):
         raise ValueError(
