@@ -108,11 +108,11 @@ class Detector(nn.Module):
 
 
 def save_by_accelerate(model, folder):
-    needed('accelerate').Accelerator(cpu=True).save_model(model, folder, max_shard_size='40KB')
+    needed('accelerate').Accelerator(cpu=True).save_model(model, folder, max_shard_size='200KB')
 
 
 def save_by_hub(model, folder):
-    needed('huggingface_hub').save_torch_model(model, folder, max_shard_size='40KB')
+    needed('huggingface_hub').save_torch_model(model, folder, max_shard_size='200KB')
 
 
 def load_by_accelerate(model, folder):
@@ -140,7 +140,7 @@ def load_by_transformers(model, folder):
 def test_shards_load_one_by_one(tmp_path, kind, build, save, load):
     source, model = build(kind, 1), build(kind, 2)
     save(source, tmp_path)
-    assert len(list(tmp_path.glob('*.safetensors'))) > 2
+    assert len(list(tmp_path.glob('*.safetensors'))) > 1
     load(model, tmp_path)
     assert equal_weights(model, source)
 
