@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         notes = adapt(experiment, options, stack)
         checked = check_data(experiment, experiment.present(), args.check_images)
         if options.sets_length and not any(setting.startswith('param_scheduler') for setting in options.set):
-            shorten_warm_up(experiment)
-        checked.notes = [*notes, *checked.notes, *notes_on_schedule(experiment)]
+            shorten_warm_up(experiment, checked.used_images)
+        checked.notes = [*notes, *checked.notes, *notes_on_schedule(experiment, checked.used_images)]
         schedule = described_schedule(experiment)
         raise_errors(checked, args.json)
         print_checked('config', checked)

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     experiment = Experiment(config)
     training.join_processes(config)
     checked = check_data(experiment, ('train', 'val'), args.check_images)
-    checked.notes = [*notes_on_settings(args.set), *checked.notes, *notes_on_schedule(experiment)]
+    on_schedule = notes_on_schedule(experiment, checked.used_images)
+    checked.notes = [*notes_on_settings(args.set), *checked.notes, *on_schedule]
     raise_errors(checked, args.json)
     try:
         runner = RUNNERS.build(config)

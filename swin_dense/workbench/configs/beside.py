@@ -68,7 +68,6 @@ def write_copies(experiment: Experiment, out: Path, force: bool, stack: contextl
                 if compared and os.path.realpath(compared) == os.path.realpath(data.annotations):
                     evaluator.ann_file = copies[data.annotations]
             data.entry.ann_file = copies[data.annotations]
-    experiment.read()
     return notes
 
 

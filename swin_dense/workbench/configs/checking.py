@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS
 
 from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
-from swin_dense.workbench.configs.experiment import SPLITS, DataSet, Experiment, dicts
+from swin_dense.workbench.configs.experiment import SPLITS, DataSet, Experiment, Found, dicts
 from swin_dense.workbench.configs.losses import check_losses
 from swin_dense.workbench.configs.masks import check_masks
 from swin_dense.workbench.configs.perfect import Asker
@@ -38,12 +38,24 @@ class Checked:
         notes: what was looked at, and what is odd but no error.
         scores: what a perfect model would score on each evaluated split.
         used: how much of the data of each split is used.
+        found: the data sets that were checked, and what was found in each.
     """
 
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scores: list[PerfectScore] = field(default_factory=list)
     used: list[Used] = field(default_factory=list)
+    found: list[tuple[DataSet, Found]] = field(default_factory=list)
+
+    @property
+    def used_images(self) -> dict[str, int]:
+        """The number of images that the framework uses, by the addresses of data sets."""
+        return {data.address: one.used_images for data, one in self.found if one.used_images is not None}
+
+    def take(self, data: DataSet, found: Found) -> None:
+        """Add what a check of a data set has found."""
+        self.found.append((data, found))
+        self.notes += found.notes
 
     def raise_errors(self) -> None:
         """Raise ValueError if there are errors, all of them in its message."""
@@ -90,7 +102,6 @@ def check_data(
             'COCO_ROOT and ADE20K_ROOT for unchanged recipes, with the options of `swin-dense config` for your own '
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
-    init_default_scope(experiment.scope or 'mmengine')
     checked = Checked(notes=notes)
     asker = Asker(experiment, trained)
     is_asked = os.environ.get('RANK', '0') == '0' and get_world_size() == 1
@@ -99,20 +110,21 @@ def check_data(
         datasets = experiment.datasets_of([split])
         key = str([dataset.entry for dataset in datasets]) + str(experiment.config.get(f'{split}_evaluator'))
         if split == 'train' or key not in seen:
-            sources = _checked_sources(datasets, checked, every_image)
-            if split == 'train' and experiment.scope == 'mmseg' and sources:
-                try:
-                    checked.notes += check_losses(experiment, sources[0])
-                except ValueError as error:
-                    checked.errors.append(str(error))
-            if is_asked and sources and split == 'train':
-                asker.take_training(sources)
-            elif is_asked and sources:
-                asker.ask(split, sources)
+            with experiment.in_scope():
+                sources = _checked_sources(datasets, checked, every_image)
+                if split == 'train' and experiment.scope == 'mmseg' and sources:
+                    try:
+                        checked.notes += check_losses(experiment, sources[0])
+                    except ValueError as error:
+                        checked.errors.append(str(error))
+                if is_asked and sources and split == 'train':
+                    asker.take_training(sources)
+                elif is_asked and sources:
+                    asker.ask(split, sources)
             seen.add(key)
             del sources  # before the next are read
     checked.scores, checked.used = asker.scores, asker.used
-    checked.notes += notes_on_shared_files(experiment, splits)
+    checked.notes += notes_on_shared_files(checked.found)
     checked.errors += [str(score) for score in checked.scores if score.is_error]
     checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
     checked.errors, checked.notes = list(dict.fromkeys(checked.errors)), list(dict.fromkeys(checked.notes))
@@ -129,9 +141,9 @@ def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image:
                 sources.append(None)
             elif is_detector:
                 sources.append(read_source(dataset))
-                checked.notes += check_objects(dataset, sources[-1], every_image)
+                checked.take(dataset, check_objects(dataset, sources[-1], every_image))
             elif dataset.experiment.scope == 'mmseg':
-                checked.notes += check_masks(dataset, every_image)
+                checked.take(dataset, check_masks(dataset, every_image))
                 sources.append(read_source(dataset))
         except ValueError as error:
             checked.errors.append(str(error))
@@ -140,15 +152,15 @@ def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image:
     return read if len(read) == len(sources) else []
 
 
-def notes_on_shared_files(experiment: Experiment, splits: Sequence[str]) -> list[str]:
-    """Return notes on images that are both trained on and evaluated, once the data were looked at."""
-    trained = {path for data in experiment.datasets_of(['train']) for path in data.files}
+def notes_on_shared_files(found: Sequence[tuple[DataSet, Found]]) -> list[str]:
+    """Return notes on images that are both trained on and evaluated."""
+    trained = {path for data, one in found if not data.is_evaluated for path in one.files}
     notes = []
-    for data in experiment.datasets_of([split for split in splits if split != 'train']):
-        shared = sorted(trained & data.files)
+    for data, one in found:
+        shared = sorted(trained & one.files) if data.is_evaluated else []
         if shared:
             notes.append(
-                f'{data.address}: {len(shared)} of {len(data.files)} images are in the training data too, such as '
+                f'{data.address}: {len(shared)} of {len(one.files)} images are in the training data too, such as '
                 f'{shared[0]}, so that its figures are of images that the model has seen'
             )
     return notes

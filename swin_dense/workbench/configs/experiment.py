@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, DefaultScope
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.settings import walk
@@ -26,19 +27,18 @@ _OTHER_COUNTS = ('RPN', *TEXT_MODELS)
 class Experiment:
     """A config of mmdet or mmseg with its data sets, in the order train, val, test.
 
-    Changes to the entries of a data set change the config. Code that replaces whole entries, as settings do, calls
-    :meth:`read` afterwards.
+    It is a view: changes to the entries of a data set change the config, and changes to the config are seen here.
 
     Raises:
-        ValueError: the model, a data loader, or the type or the place of a part of them, has the wrong form.
+        ValueError: the model, a data loader, or the type of a part of them, has the wrong form.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.read()
+        self.check_form()
 
-    def read(self) -> None:
-        """Read the config, again after its entries were replaced."""
+    def check_form(self) -> None:
+        """Raise ValueError if the model, a data loader, or the type of a part of them, has the wrong form."""
         config = self.config
         for key in ('model', 'train_cfg', *(f'{split}_dataloader' for split in SPLITS)):
             part = config.get(key)
@@ -48,16 +48,32 @@ class Experiment:
             kind = part.get('type', '')
             if not isinstance(kind, str):
                 raise ValueError(f'the type of each part of a config must be a name or a class, got {kind!r}')
-        self.model: Any = config.model
-        self.scope: str | None = config.get('default_scope')
-        self.is_detector = self.scope == 'mmdet'
-        self.class_count = _class_count(self.model)
-        self.datasets: list[DataSet] = []
-        for split in SPLITS:
-            loader = config.get(f'{split}_dataloader') or {}
-            for address, entry in walk(loader.get('dataset'), f'{split}_dataloader.dataset'):
-                if isinstance(entry, dict) and _FILES & set(entry):
-                    self.datasets.append(DataSet(self, entry, split, address))
+
+    @property
+    def model(self) -> Any:
+        return self.config.model
+
+    @property
+    def scope(self) -> str | None:
+        return self.config.get('default_scope')
+
+    @property
+    def is_detector(self) -> bool:
+        return self.scope == 'mmdet'
+
+    @property
+    def class_count(self) -> int | None:
+        """The number of classes of the model; None if it is not known."""
+        return _class_count(self.model)
+
+    @property
+    def datasets(self) -> list[DataSet]:
+        """The data sets.
+
+        Raises:
+            ValueError: a path, or the dict of folders, has the wrong type.
+        """
+        return self.datasets_of(SPLITS)
 
     def parts(self) -> Iterator[Any]:
         """Yield every dict of the config, outer dicts first."""
@@ -72,7 +88,13 @@ class Experiment:
 
     def datasets_of(self, splits: Sequence[str]) -> list[DataSet]:
         """Return the data sets of some splits."""
-        return [dataset for dataset in self.datasets if dataset.split in splits]
+        found = []
+        for split in [split for split in SPLITS if split in splits]:
+            loader = self.config.get(f'{split}_dataloader') or {}
+            for address, entry in walk(loader.get('dataset'), f'{split}_dataloader.dataset'):
+                if isinstance(entry, dict) and _FILES & set(entry):
+                    found.append(DataSet(self, entry, split, address))
+        return found
 
     def present(self) -> list[str]:
         """Return the splits that read files and folders, all of which exist."""
@@ -83,6 +105,14 @@ class Experiment:
         paths = itertools.chain.from_iterable(dataset.paths() for dataset in self.datasets_of(splits))
         local = dict.fromkeys(path for path in paths if not is_address(path))
         return [path for path in local if not os.path.exists(path)]
+
+
+class Found(NamedTuple):
+    """What a check of a data set has found."""
+
+    notes: list[str]
+    used_images: int | None = None  # that the framework uses; None if it is not known
+    files: frozenset[str] = frozenset()  # the paths of its images
 
 
 class DataSet:
@@ -102,8 +132,6 @@ class DataSet:
         loader: the first of them, which loads the image.
         evaluators: the configs of the metrics of its split.
         classes: the names of the classes, or () if neither the config nor the class of the data set has any.
-        files: the paths of its images, once the data were looked at.
-        used_images: the number of images that the framework uses, once the data were looked at; None before.
 
     Raises:
         ValueError: a path, or the dict of folders, has the wrong type.
@@ -137,8 +165,6 @@ class DataSet:
         if isinstance(classes, str) and os.path.isfile(classes):  # mmengine reads a name from each line
             classes = list_from_file(classes)
         self.classes: tuple[Any, ...] = (classes,) if isinstance(classes, str) else tuple(classes or ())
-        self.files: frozenset[str] = frozenset()
-        self.used_images: int | None = None
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
@@ -161,6 +187,17 @@ class DataSet:
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
+
+
+def in_its_scope(check: Callable[..., Found]) -> Callable[..., Found]:
+    """Let the frameworks find names in the scope of a data set's config while a function checks the data set."""
+
+    @functools.wraps(check)
+    def checked(data: DataSet, *args: Any, **options: Any) -> Found:
+        with DefaultScope.overwrite_default_scope(data.experiment.scope or 'mmengine'):
+            return check(data, *args, **options)
+
+    return checked
 
 
 def is_local(part: Any) -> bool:

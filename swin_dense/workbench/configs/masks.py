@@ -17,7 +17,7 @@ from PIL import Image
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.configs.experiment import DataSet, dicts, is_local, mapped_values
+from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope, is_local, mapped_values
 from swin_dense.workbench.configs.images import (
     check_images,
     endings_in,
@@ -52,11 +52,12 @@ class Labels:
     wrong: dict[str, set[int]] = field(default_factory=dict)
 
 
-def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
+@in_its_scope
+def check_masks(data: DataSet, every_image: bool = False) -> Found:
     """Check all file names of a data set of mmseg, and the sizes and values of a sample of its masks.
 
-    The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
-    decoded. Return notes on the data and on anything unusual; raise ValueError for errors.
+    With ``every_image``, every mask is read and every image decoded. The result has notes on the data and on anything
+    unusual; ValueError is raised for errors.
     """
     if not data.kind:
         raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
@@ -64,11 +65,11 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     labelling = [step for step in dicts(data.pipeline) if step.get('type') in _LABELLING]
     loading = next((step for step in labelling if step['type'] == 'LoadAnnotations'), None)
     if loading is None or not hasattr(data.dataset_class, 'get_label_map'):
-        return []  # not like mmseg's own data sets, which consist of images and masks
+        return Found([])  # not like mmseg's own data sets, which consist of images and masks
     _check_names(data)
     built = DATASETS.build({**data.entry, 'pipeline': labelling, 'lazy_init': True})
     if is_address(built.data_prefix.get('img_path')):
-        return []
+        return Found([])
     samples = built.load_data_list()
     _check_files(data, built, samples, loading)
     of_image = {sample['img_path']: sample for sample in samples}
@@ -93,13 +94,13 @@ def check_masks(data: DataSet, every_image: bool = False) -> list[str]:
     _check_values(folder, labels, count, mapped)
     notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes_on_images]
     notes += _notes_on_labels(data, built, labels, count)
-    data.used_images = len(samples)
-    data.files = frozenset(os.path.realpath(path) for path in of_image)
+    used_images = len(samples)
     if data.entry.get('indices') is not None:
         built.full_init()
-        data.used_images = len(built)
+        used_images = len(built)
         notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={data.entry.indices})')
-    return [f'{folder}: {note}' for note in notes]
+    files = frozenset(os.path.realpath(path) for path in of_image)
+    return Found([f'{folder}: {note}' for note in notes], used_images, files)
 
 
 def labels_of_values(entry: Any) -> list[int] | None:

@@ -127,7 +127,7 @@ def adapt(experiment: Experiment, options: OwnDataOptions, stack: contextlib.Exi
         checks.integer('--image-size', options.image_size)
         notes.append(set_image_size(experiment, options.image_size))
     merge_settings(experiment.config, options.set, only_read=True)
-    experiment.read()
+    experiment.check_form()
     framework_of(experiment.config)
     # After the settings, which number the steps of the recipe's pipelines.
     if options.mask_values is not None:

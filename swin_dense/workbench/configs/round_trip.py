@@ -24,7 +24,7 @@ from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
-from swin_dense.workbench.configs.experiment import DataSet, dicts
+from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, sample_evenly
 from swin_dense.workbench.configs.segmentations import check_mask
 from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, quiet, shown
@@ -56,14 +56,15 @@ class Trip:
     unused: Counter[Any] = field(default_factory=Counter)
 
 
-def check_objects(data: DataSet, source: Source | None, every_image: bool = False) -> list[str]:
+@in_its_scope
+def check_objects(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
     """Check a data set of a detector by the round trip, and all file names and a sample of its images.
 
-    The default scope of mmengine must be that of the config. With ``every_image``, all images are decoded. Return
-    notes on the data and on anything unusual; raise ValueError for errors.
+    With ``every_image``, all images are decoded. The result has notes on the data and on anything unusual; ValueError
+    is raised for errors.
     """
     if source is None:
-        return [f'{data.address}: the annotations of a {data.kind} are not looked at'] if data.kind else []
+        return Found([f'{data.address}: the annotations of a {data.kind} are not checked'] if data.kind else [])
     name = source.stated.name
     objects = list(source.stated.objects())
     if not source.stated.files:
@@ -88,9 +89,8 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     scale = _load_samples(source)
     if not data.is_evaluated:
         notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], scale)
-    data.used_images = len(source.samples)
-    data.files = frozenset(os.path.realpath(sample['img_path']) for sample in source.samples)
-    return [f'{data.annotations or data.address}: {note}' for note in notes]
+    files = frozenset(os.path.realpath(sample['img_path']) for sample in source.samples)
+    return Found([f'{data.annotations or data.address}: {note}' for note in notes], len(source.samples), files)
 
 
 def compare(source: Source, classes: Sequence[Any]) -> Trip:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -111,17 +111,17 @@ def described_schedule(experiment: Experiment) -> str:
     return ', '.join(parts)
 
 
-def notes_on_schedule(experiment: Experiment) -> list[str]:
+def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {}) -> list[str]:
     """Return notes on schedules of the learning rate that do not end with the training, and on too long warm-ups.
 
     And on a learning rate that is scaled for other batches than those of the training. A warm-up in iterations can be
-    compared with a length in epochs only once the data were looked at.
+    compared with a length in epochs only with ``used_images``, of a check of the data.
     """
     notes = _notes_on_scaling(experiment)
     length = _length(experiment)
     if length is None:
         return notes
-    iterations = _iterations(experiment)
+    iterations = _iterations(experiment, used_images)
     warm_ups = _too_long(experiment, iterations)
     for address, warm_up in warm_ups.items():
         notes.append(
@@ -173,9 +173,9 @@ def _notes_on_scaling(experiment: Experiment) -> list[str]:
     ]
 
 
-def shorten_warm_up(experiment: Experiment) -> None:
-    """Shorten a warm-up that is longer than the training to a tenth of the training, once the data were looked at."""
-    iterations = _iterations(experiment)
+def shorten_warm_up(experiment: Experiment, used_images: Mapping[str, int]) -> None:
+    """Shorten a warm-up that is longer than the training to a tenth of the training; see :func:`notes_on_schedule`."""
+    iterations = _iterations(experiment, used_images)
     for warm_up in _too_long(experiment, iterations).values():
         warm_up.end = _tenth(iterations)
 
@@ -200,10 +200,10 @@ def _is_warm_up(schedule: Any) -> bool:
     return ends_at_full_rate and not schedule.get('begin') and (schedule.get('end') or INF) < INF
 
 
-def _iterations(experiment: Experiment) -> int:
+def _iterations(experiment: Experiment, used_images: Mapping[str, int]) -> int:
     """Return the iterations of a training by the processes that run now; ``INF`` if they are not known.
 
-    The length of an epoch is known once the data were looked at.
+    The length of an epoch is known with ``used_images``.
     """
     length = _length(experiment)
     if length is None:
@@ -212,7 +212,7 @@ def _iterations(experiment: Experiment) -> int:
     if key == 'max_iters':
         return count
     loader = experiment.config.get('train_dataloader') or {}
-    images = _images(experiment, loader.get('dataset'))
+    images = _images(experiment, loader.get('dataset'), used_images)
     batch_size = loader.get('batch_size')
     if images is None or not isinstance(batch_size, int):
         return INF
@@ -221,18 +221,18 @@ def _iterations(experiment: Experiment) -> int:
     return count * batches
 
 
-def _images(experiment: Experiment, entry: Any) -> int | None:
+def _images(experiment: Experiment, entry: Any, used_images: Mapping[str, int]) -> int | None:
     """Return the number of images that a data set, or a wrapper of data sets, has in an epoch; None if not known."""
     for data in experiment.datasets_of(['train']):
         if data.entry is entry:
-            return data.used_images
+            return used_images.get(data.address)
     kind = entry.get('type') if isinstance(entry, dict) else None
     if kind in ('RepeatDataset', 'MultiImageMixDataset'):
-        inside = _images(experiment, entry.dataset)
+        inside = _images(experiment, entry.dataset, used_images)
         times = entry.get('times', 1)
         return None if inside is None else inside * times
     if kind == 'ConcatDataset':
-        counts = [_images(experiment, part) for part in entry.datasets]
+        counts = [_images(experiment, part, used_images) for part in entry.datasets]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
     return None

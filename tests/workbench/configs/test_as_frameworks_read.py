@@ -47,7 +47,7 @@ def notes_on(config, dataset, is_evaluated):
     """Return the notes of ``check_objects`` on a data set of a config."""
     split = 'val' if is_evaluated else 'train'
     data = DataSet(Experiment(config), dataset, split, f'{split}_dataloader.dataset')
-    return check_objects(data, read_source(data))
+    return check_objects(data, read_source(data)).notes
 
 
 def random_content(root, generator):
@@ -317,7 +317,7 @@ def test_pixels_that_mmseg_ignores(tmp_path, reduce_zero, ignored):
     }
     model = {'decode_head': {'num_classes': len(names)}}
     config = Config({'default_scope': 'mmseg', 'model': model, 'train_dataloader': {'dataset': dataset}})
-    notes = check_masks(Experiment(config).datasets[0])
+    notes = check_masks(Experiment(config).datasets[0]).notes
     built = DATASETS.build({**dataset, 'indices': None})
     labels = np.stack([built[index]['gt_seg_map'] for index in range(3)])
     share = 100 * (labels == 255).mean()

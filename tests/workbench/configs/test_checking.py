@@ -103,7 +103,7 @@ WRONG = {
         r"1 of 4 annotations are wrong, such as .*'category_id': 99.*no category",
     ),
     'ids as strings': (each(text_id), r"4 of 4 annotations .*'image_id': '0'.*1 and \"1\" are different"),
-    'ids twice': (first(id=2), r'not unique.*each differently'),
+    'ids twice': (first(id=2), r'not unique.*must be unique; renumber them from 1'),
     'no area': (drop('area'), r"1 of 4 annotations .*'id': 2,.*area; width times"),
     'no bbox': (drop('bbox'), r"1 of 4 annotations .*'id': 2,.*bbox must be"),
     'no mask': (drop('segmentation'), "1 of 4 annotations .*'id': 2,.*needs masks"),
