@@ -12,7 +12,7 @@ Roboflow (train/_annotations.coco.json, valid/, ...). Data without a split need 
 .json file of annotations and its images. A mask contains, for each pixel, the index of its class in --classes, or the
 value in --mask-values; 255 is ignored.
 
-The command looks at the data that exist, as `swin-dense train` does before training: at all annotations and names of
+The command checks the data that exist, as `swin-dense train` does before training: all annotations and names of
 files, the sizes in the headers of a sample of the images and the values of a sample of the masks.
 """
 

@@ -4,8 +4,8 @@
     swin-dense train mine.py --resume                       # continue from the last checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
-Before training, the command looks at the data of the config: at all annotations of COCO's format, at all names of
-files, at the headers of a sample of the images and at the values of a sample of the masks. With --check-images, it
+Before training, the command checks the data of the config: all annotations of COCO's format, all names of files, the
+headers of a sample of the images and the values of a sample of the masks. With --check-images, it
 decodes every image and mask.
 """
 

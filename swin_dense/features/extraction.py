@@ -104,7 +104,7 @@ class Extraction:
 
         Args:
             sources: the images.
-            seen: headers, without the size, of images about which nothing more is said; others are added.
+            seen: headers, without the size, of images that need no further note; others are added.
             cure: returns the advice to give options of a normalisation.
         """
         reader = Reader('the reader', self._values, cure, self.how.scale is None, self.how.bands is not None, True)

@@ -87,7 +87,7 @@ class Extractor:
             autocast=self.autocast,
         )
         self._runner = Runner(self._extraction, self.pool, self.batch_size, self.workers)
-        self._seen: set[Header | None] = set()  # kinds of images that were looked at
+        self._seen: set[Header | None] = set()  # kinds of images that were checked
 
     def __reduce__(self) -> Any:
         return partial(type(self), **{field.name: getattr(self, field.name) for field in fields(self)}), ()

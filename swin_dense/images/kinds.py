@@ -26,7 +26,7 @@ class Reader:
     Attributes:
         name: what notes call it, such as 'LoadImageFromFile'.
         decode: returns the values that it keeps of an image, (H, W) or (H, W, C), in the type of its decoder; None if
-            it cannot read the image, of which nothing is said then.
+            it cannot read the image, on which there is no note then.
         cure: returns what to do, given arguments of :class:`swin_dense.features.Normalization` that lose nothing.
         fills_range: whether it divides integers by the largest value of their type, also if an image uses few bits.
         chooses_bands: whether it was told which bands to read, so that others are not missing.

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from mmengine.config import Config
@@ -30,7 +31,7 @@ class Experiment:
     It is a view: changes to the entries of a data set change the config, and changes to the config are seen here.
 
     Raises:
-        ValueError: the model, a data loader, or the type of a part of them, has the wrong form.
+        ValueError: the model, a data loader, or the type or the place of a part of them, has the wrong form.
     """
 
     def __init__(self, config: Config) -> None:
@@ -38,7 +39,7 @@ class Experiment:
         self.check_form()
 
     def check_form(self) -> None:
-        """Raise ValueError if the model, a data loader, or the type of a part of them, has the wrong form."""
+        """Raise ValueError if the model, a data loader, or the type or the place of a part of them, has a wrong form."""
         config = self.config
         for key in ('model', 'train_cfg', *(f'{split}_dataloader' for split in SPLITS)):
             part = config.get(key)
@@ -48,6 +49,7 @@ class Experiment:
             kind = part.get('type', '')
             if not isinstance(kind, str):
                 raise ValueError(f'the type of each part of a config must be a name or a class, got {kind!r}')
+        self.datasets_of(SPLITS)  # the constructor checks their paths
 
     @property
     def model(self) -> Any:
@@ -68,12 +70,12 @@ class Experiment:
 
     @property
     def datasets(self) -> list[DataSet]:
-        """The data sets.
-
-        Raises:
-            ValueError: a path, or the dict of folders, has the wrong type.
-        """
+        """The data sets of all splits."""
         return self.datasets_of(SPLITS)
+
+    def in_scope(self) -> AbstractContextManager[Any]:
+        """Let the frameworks find names in the scope of the config within a block."""
+        return DefaultScope.overwrite_default_scope(self.scope or 'mmengine')
 
     def parts(self) -> Iterator[Any]:
         """Yield every dict of the config, outer dicts first."""
@@ -194,7 +196,7 @@ def in_its_scope(check: Callable[..., Found]) -> Callable[..., Found]:
 
     @functools.wraps(check)
     def checked(data: DataSet, *args: Any, **options: Any) -> Found:
-        with DefaultScope.overwrite_default_scope(data.experiment.scope or 'mmengine'):
+        with data.experiment.in_scope():
             return check(data, *args, **options)
 
     return checked

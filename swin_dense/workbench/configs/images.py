@@ -63,8 +63,8 @@ def check_images(
         samples: by path, the dict of the data set that the transform gets; without, a dict with only ``img_path``.
 
     Returns:
-        missing: the images that are no files, with the reason; if there are any, nothing else was looked at.
-        loaded: how those looked at are loaded, as far as their headers can be read.
+        missing: the images that are no files, with the reason; if there are any, nothing else was checked.
+        loaded: how the checked images are loaded, as far as their headers can be read.
         notes: what loading loses or turns.
 
     Raises:

@@ -174,7 +174,7 @@ def _check_values(folder: str, labels: Labels, count: int, mapped: Sequence[int]
     if len(labels.classes) <= 1 and _IGNORED in labels.stored and mapped is None:
         given = ','.join(map(str, sorted(labels.stored)))
         raise ValueError(
-            f'the {labels.masks} masks looked at in {folder} have only the values {given}, and 255 is ignored, so '
+            f'the {labels.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
             'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
             f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
         )

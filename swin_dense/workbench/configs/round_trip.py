@@ -353,7 +353,7 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
         path, stated = next(iter(wrong.items()))
         advice = 'annotate the image of this size, or write its size if only that is wrong'
         sizes = other_size(f'{path} is stated as', stated, 'is read', looked_at[path], advice)
-        raise ValueError(f'{name}: {len(wrong)} of {len(looked_at)} images looked at have another size: {sizes}')
+        raise ValueError(f'{name}: {len(wrong)} of {len(looked_at)} checked images have another size: {sizes}')
     return notes
 
 

@@ -351,7 +351,7 @@ def labelme(mask):
 def test_masks_of_0_and_255_are_refused_or_mapped(roads):
     store(roads, labelme)
     said = roads.refused()
-    assert re.search(r'the 4 masks looked at in \S+training have only the values 0,255, and 255 is ignored', said)
+    assert re.search(r'the 4 checked masks in \S+training have only the values 0,255, and 255 is ignored', said)
     assert '--mask-values 0,255' in said
     config = roads.write('--mask-values', '0,255')
     assert [mask_values(config, split) for split in SPLITS] == [[0, 1]] * 3
