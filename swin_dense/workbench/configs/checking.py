@@ -35,7 +35,7 @@ class Checked:
 
     Attributes:
         errors: what must be corrected, at most one for each data set.
-        notes: what was looked at, and what is odd but no error.
+        notes: on the data, and on anything unusual.
         scores: what a perfect model would score on each evaluated split.
         used: how much of the data of each split is used.
         found: the data sets that were checked, and what was found in each.

@@ -39,7 +39,7 @@ class Experiment:
         self.check_form()
 
     def check_form(self) -> None:
-        """Raise ValueError if the model, a data loader, or the type or the place of a part of them, has a wrong form."""
+        """Raise ValueError if the model, a data loader, or the type or place of a part of them, has a wrong form."""
         config = self.config
         for key in ('model', 'train_cfg', *(f'{split}_dataloader' for split in SPLITS)):
             part = config.get(key)
