@@ -15,7 +15,7 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, DefaultScope
 
 from swin_dense.utils.addresses import is_address
-from swin_dense.workbench.configs.settings import walk
+from swin_dense.workbench.configs.entries import walk
 
 SPLITS = ('train', 'val', 'test')
 FILE_LOADERS = ('LoadImageFromFile', 'LoadBands')  # transforms that read an image from the file at its path

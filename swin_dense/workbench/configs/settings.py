@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils import checks, private
+from swin_dense.workbench.configs.entries import walk
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -73,18 +74,6 @@ def notes_on_settings(settings: Sequence[str]) -> list[str]:
         for name in names
         if name not in read
     ]
-
-
-def walk(value: Any, address: str = '') -> Iterator[tuple[str, Any]]:
-    """Yield all values inside a value, outer ones first, with the keys and numbers that lead to them, as in `--set`."""
-    yield address, value
-    items: list[Any] = []
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        items = list(enumerate(value))
-    for key, item in items:
-        yield from walk(item, f'{address}.{key}' if address else str(key))
 
 
 def _entry(config: Config, names: Sequence[str]) -> Any:

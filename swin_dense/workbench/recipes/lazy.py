@@ -14,7 +14,7 @@ from mmengine.config.lazy import LazyAttr, LazyObject
 from mmengine.registry import MODELS, Registry
 
 from swin_dense.utils import private
-from swin_dense.workbench.configs.settings import walk
+from swin_dense.workbench.configs.entries import walk
 
 # Keys whose values mmengine looks up in a registry if they are names.
 _KEYS = ('type', 'constructor', 'runner_type')
