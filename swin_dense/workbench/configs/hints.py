@@ -330,7 +330,7 @@ EXPLANATIONS = [  # the first that holds
         'that reach beyond their image, where the boxes of a model end',
         lambda case: case.is_beyond,
         'cut the boxes at the edge of the image',
-        lambda share: share > 0.5,
+        lambda share: share > 0.25,
     ),
 ]
 
