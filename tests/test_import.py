@@ -47,8 +47,13 @@ def test_importing_the_package_imports_little():
 import sys, swin_dense
 assert not {'torch', 'numpy', 'mmengine'} & sys.modules.keys()
 swin_dense.SwinBackbone
-rooms = {name.split('.')[1] for name in sys.modules if name.startswith('swin_dense.')}
+swin_dense.SwinBackbone(dict(embed_dims=16, depths=(1, 1), num_heads=(1, 1)))
+loaded = {name.removeprefix('swin_dense.') for name in sys.modules if name.startswith('swin_dense.')}
+rooms = {name.split('.')[0] for name in loaded}
 assert rooms == {'_registration', 'archs', 'checkpoint', 'models', 'ops', 'utils'}, rooms
+helpers = {name for name in loaded if name.startswith(('checkpoint.', 'utils.'))}
+known = {'checks', 'compat', 'lazy', 'memory', 'names', 'private'}
+assert helpers == {'checkpoint.late', *(f'utils.{name}' for name in known)}, helpers
 assert 'mmengine' not in sys.modules
 """
     run(code)
