@@ -69,7 +69,7 @@ def trained_line() -> str:
         'Three small models were trained on public photographs from random weights, with `SwinTransformer` and with '
         'the word changed (a figure for each seed):\n\n'
         f'{shown}\n\n'
-        'The first steps agree to the digits of float32. Later, rounding changes which regions a detector samples, and '
+        'The losses of the first step agree within rounding. Later, rounding grows from step to step, and '
         'each training takes its own way. `python benchmarks/real_data.py` repeats this ([on '
         'photographs](docs/on-photographs.md)).\n'
     )
@@ -83,7 +83,7 @@ def chinese_trained_line() -> str:
         '三个小模型在公开照片上由随机权重开始训练，分别使用 `SwinTransformer` 与改动一个词之后的配置'
         '（每个随机种子一个数值）：\n\n'
         f'{shown}\n\n'
-        '最初几步在 float32 的精度内一致。之后舍入误差会改变检测器采样的区域，各次训练因此不同。'
+        '第一步的损失在舍入误差内一致。之后舍入误差逐步放大，各次训练因此不同。'
         '`python benchmarks/real_data.py` 可重复这一训练（[真实照片](docs/on-photographs.md)）。\n'
     )
 
