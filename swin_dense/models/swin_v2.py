@@ -61,7 +61,7 @@ class CosineWindowAttention(WindowAttention):
         self.pretrained_window_size = pretrained_window_size
         self.logit_scale = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.cpb_mlp = nn.Sequential(
-            nn.Linear(2, CPB_CHANNELS),
+            _OffsetLinear(2, CPB_CHANNELS),
             nn.ReLU(),
             nn.Linear(CPB_CHANNELS, num_heads, bias=False),
         )
@@ -127,8 +127,14 @@ class CosineWindowAttention(WindowAttention):
     def position_table(self, window: Size) -> Tensor | None:
         trained = self.pretrained_window_size or window
         offsets = log_spaced_offsets(window, trained, self.logit_scale.device)
-        scores = self.cpb_mlp(offsets.to(self.logit_scale.dtype))
-        return LARGEST_BIAS * scores.sigmoid()
+        return LARGEST_BIAS * self.cpb_mlp(offsets).sigmoid()
+
+
+class _OffsetLinear(nn.Linear):
+    """A linear layer that converts offsets, which have no dtype of their own, to the dtype of its weights."""
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        return super().forward(offsets.to(self.weight.dtype))
 
 
 class SwinBlockV2(SwinBlock):

@@ -67,6 +67,21 @@ def test_low_precision_is_finite_and_follows_float64(dtype, is_autocast, backend
     assert_finite_gradients(model, sum(out.float().mean() for out in outs))
 
 
+def test_factors_kept_in_float32_scale_a_swin_v2_in_bfloat16():
+    """Recipes keep a few parameters in float32, because bfloat16 cannot express their updates."""
+    model = with_norms_at_one(SwinV2Backbone(**TINY, drop_path_rate=0.0)).eval()
+    img = IMAGES['noise']()
+    exact = copy.deepcopy(model).double()(img.double())
+    img = img.bfloat16()
+    error_in_bfloat16 = largest_error(model.bfloat16()(img), exact)
+    for module in model.modules():
+        if hasattr(module, 'logit_scale'):
+            module.logit_scale.data = module.logit_scale.data.float()
+    outs = model(img)
+    assert {out.dtype for out in outs} == {torch.bfloat16}
+    assert largest_error(outs, exact) <= 2 * error_in_bfloat16
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16], ids=str)
 def test_huge_logits_are_finite(dtype):
     """Make attention almost one-hot by scaling queries, keys and values by ten."""
