@@ -111,7 +111,7 @@ SURROUNDINGS = {
     'full-folders': {},
     'other-folder': {},
     'umask': {},
-    'locale': {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0', 'PYTHONUTF8': '0'},  # files are ASCII by default
+    'locale': {'LC_ALL': 'POSIX', 'LANG': ''},  # as in containers and cron jobs; Python then uses UTF-8
 }
 # Folders of a clone after the demo and with the data of others, under the names that configs give them.
 FOLDERS = ('work_dirs/demo/data/coco', 'work_dirs/demo/data/ADEChallengeData2016', 'data/coco', 'data/ade')

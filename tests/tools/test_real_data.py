@@ -83,7 +83,7 @@ def test_masks_are_cut_with_their_image_and_a_perfect_result_scores_one(tmp_path
     assert nothing['IoU of classes'] == {'background': pytest.approx(1 - (192 + 357) / (2 * 48 * 48)), 'nucleus': 0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_backbones_take_the_same_first_step_and_a_file_scores_as_its_framework(tmp_path):
     make_nuclei(tmp_path)
     results = tmp_path / 'results.json'
