@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+ORIGINALS = ROOT / 'benchmarks/results/originals.json'
 sys.path.append(str(ROOT / 'benchmarks'))
 
 from alone import OURS_EAGER  # noqa: E402
@@ -274,7 +275,7 @@ def _failures() -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: an original has not failed, or we have.
     """
-    rows: dict[str, dict[str, Any]] = json.loads((ROOT / 'benchmarks/results/originals.json').read_text())
+    rows: dict[str, dict[str, Any]] = json.loads(ORIGINALS.read_text())
     for name, row in rows.items():
         if not row['original']['failed'] or row['ours']['failed']:
             raise ValueError(f'{name} shows no failure of the original alone: take it out of benchmarks/originals.py')
