@@ -59,7 +59,10 @@ def resize_table(table: Tensor, old: Size, new: Size) -> Tensor:
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Repeat the channels of a patch projection (C, channels, p, p), so that the response to grey images is kept."""
+    """Repeat or drop channels of a patch projection (C, channels, p, p), and scale them, as timm does.
+
+    The response to grey images is kept for 1 channel and for multiples of the given number.
+    """
     given = weight.shape[1]
     if channels == 1:
         return weight.sum(1, keepdim=True)
