@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 from swin_dense.utils.names import unwrapped_module
 
 
@@ -39,7 +39,7 @@ class ResumeOptimizer(Hook):
         indices = [index for group in saved.get('param_groups', ()) for index in group['params']]
         # Several optimisers have no groups of parameters here, and sharded ones no indices.
         has_indices = all(isinstance(index, int) for index in indices or [None])
-        if not private.is_resuming(runner) or optimizer is None or not has_indices:
+        if not private_mm.is_resuming(runner) or optimizer is None or not has_indices:
             return
         model = unwrapped_module(runner.model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}

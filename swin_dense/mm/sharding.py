@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swin_dense.models.block import SwinBlock
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 
-_FSDPStrategy: Any = private.fsdp_strategy()
+_FSDPStrategy: Any = private_mm.fsdp_strategy()
 if _FSDPStrategy is None:
     raise ImportError('there is no FSDPStrategy in mmengine._strategy with these versions of mmengine and torch')
 

@@ -15,12 +15,12 @@ from typing import Any
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 
-from swin_dense.utils import compat, private
+from swin_dense.utils import compat, private_mm
 
 
 def let_mmengine_read_training_files() -> None:
     """Replace mmengine's loader of local files by one that reads a second time what torch refuses."""
-    loader = private.local_loader()
+    loader = private_mm.local_loader()
 
     @functools.wraps(loader)
     def load(filename: str, map_location: Any = None) -> Any:
@@ -45,7 +45,7 @@ def training_classes() -> AbstractContextManager[None]:
 
 def _statistic(owner: Any, name: str) -> Callable[..., Any]:
     """Replace getattr, by which a pickled history refers to its statistics and which could access any attribute."""
-    statistics = private.history_statistics(HistoryBuffer)
+    statistics = private_mm.history_statistics(HistoryBuffer)
     if owner is not HistoryBuffer or name not in statistics:
         raise UnpicklingError(f'the attribute {name!r} of {owner!r} is not allowed')
     return statistics[name]

@@ -1,6 +1,7 @@
-"""Private names of torch, mmengine, mmdet and Python, each with what holds in a version that has dropped it.
+"""Private names of torch and Python, each with what holds in a version that has dropped it.
 
-The rest of the package uses no private name of another package. Old versions, which cannot change, are in ``compat``.
+With ``private_mm``, which has those of mmengine and mmdet and needs no torch, the rest of the package uses no private
+name of another package. Old versions, which cannot change, are in ``compat``.
 """
 
 from __future__ import annotations
@@ -118,51 +119,3 @@ def progress_bar(**options: Any) -> Iterator[Callable[[int], Any]]:
         return
     with bar(**options) as shown:
         yield shown.update
-
-
-def local_loader() -> Callable[..., Any]:
-    """Return mmengine's loader of local files. Without the name, one that was registered by others is lost."""
-    from mmengine.runner import CheckpointLoader
-    from mmengine.runner.checkpoint import load_from_local
-
-    return getattr(CheckpointLoader, '_schemes', {}).get('', load_from_local)
-
-
-def history_statistics(history: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods that a ``HistoryBuffer`` is pickled with; without the name, not those that users add."""
-    own = {name: getattr(history, name) for name in ('min', 'max', 'current', 'mean')}
-    return {**own, **getattr(history, '_statistics_methods', {})}
-
-
-def is_resuming(runner: Any) -> bool:
-    """Return whether a runner of mmengine resumes a training. Without the name, as its config says."""
-    return bool(getattr(runner, '_resume', runner.cfg.get('resume', False)))
-
-
-def lazy_dict(config: Any) -> dict[str, Any]:
-    """Return the content of a config with its imports unresolved. Without the name, lazy configs are not recognised."""
-    return getattr(config, '_to_lazy_dict', config.to_dict)()
-
-
-def fsdp_strategy() -> Any:
-    """Return mmengine's FSDPStrategy. Without it, None: sharded trainings cannot be resumed."""
-    try:
-        from mmengine._strategy import FSDPStrategy
-    except ImportError:  # also of a torch without what it needs
-        return None
-    return FSDPStrategy
-
-
-def metainfo_of(kind: Any, metainfo: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``metainfo`` of a data set of a class; without the name, it may not name a file of class names."""
-    return getattr(kind, '_load_metainfo', dict)(metainfo)
-
-
-def swaps_channels(preprocessor: Any) -> bool:
-    """Return whether a data preprocessor of mmdet reverses the channels; without the name, as it does to one pixel."""
-    if hasattr(preprocessor, '_channel_conversion'):
-        return bool(preprocessor._channel_conversion)
-    pixel = torch.tensor([0, 100, 200], dtype=torch.uint8, device=preprocessor.device).view(3, 1, 1)
-    out = preprocessor({'inputs': [pixel], 'data_samples': None})['inputs'][:, :, :1, :1]
-    first, _, last = (out * getattr(preprocessor, 'std', 1) + getattr(preprocessor, 'mean', 0)).flatten().tolist()
-    return first > last

@@ -19,7 +19,7 @@ from torch import nn
 
 from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 from swin_dense.workbench.configs.experiment import framework_of
 from swin_dense.workbench.configs.own_data import make_palette
 from swin_dense.workbench.runtime import queries
@@ -65,7 +65,7 @@ class Predictor(ImagePredictor):
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
-        known = private.metainfo_of(kind, dataset.get('metainfo') or {})
+        known = private_mm.metainfo_of(kind, dataset.get('metainfo') or {})
         self._name_classes(saved_names(meta), known)
 
     def read(self, picture: Any) -> np.ndarray:

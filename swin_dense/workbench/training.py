@@ -13,7 +13,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import STRATEGIES
 
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 from swin_dense.workbench.predict import test_dataset
 
 
@@ -41,7 +41,7 @@ def prepare_training(
     if config.get('resume'):
         hooks = config.get('custom_hooks') or []
         config.custom_hooks = [*hooks, {'type': 'ResumeOptimizer'}]
-    sharded = private.fsdp_strategy()
+    sharded = private_mm.fsdp_strategy()
     if sharded and config.get('strategy') and STRATEGIES.get(config.strategy.get('type', '')) is sharded:
         config.strategy.type = 'ResumableFSDPStrategy'
     return config

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from swin_dense.utils import private
+from swin_dense.utils import private, private_mm
 from tests.conftest import ROOT, needs
 from tests.processes import python
 
 PACKAGE = ROOT / 'swin_dense'
-HOME = PACKAGE / 'utils' / 'private.py'
+HOME, HOME_OF_MM, OLD = (PACKAGE / 'utils' / f'{name}.py' for name in ('private', 'private_mm', 'compat'))
 PRIVATE = re.compile(r'_[a-zA-Z]\w*')
 # What collections.namedtuple documents, the methods that nn.Module documents to be called on every module, and a
 # type in annotations, which are not evaluated.
@@ -50,9 +50,7 @@ def test_no_other_file_uses_private_names_of_other_packages():
     found = {path: names_in(path.read_text()) for path in PACKAGE.rglob('*.py')}
     own = set.union(*(defined for _, defined in found.values())) | {path.stem for path in found} | DOCUMENTED
     assert names_in('import torch\ntorch._C.x; from a import _b; getattr(c, "_d")')[0] == {'_C', '_b', '_d'}
-    files = {
-        path.name: used - own for path, (used, _) in found.items() if path not in (HOME, HOME.with_name('compat.py'))
-    }
+    files = {path.name: used - own for path, (used, _) in found.items() if path not in (HOME, HOME_OF_MM, OLD)}
     assert not {name: used for name, used in files.items() if used}
 
 
@@ -62,7 +60,6 @@ def names_that_may_go():
 
 
 ELSEWHERE = {'_parameters', '_buffers'}  # of CUDA graphs
-OF_MM = {'_channel_conversion', '_load_metainfo', '_resume', '_schemes', '_statistics_methods', '_to_lazy_dict'}
 # Builds, runs, trains and loads both versions, in a fork for each name, which is replaced by one that does not exist.
 PROGRAM = """
 import os, re, sys, traceback
@@ -120,7 +117,7 @@ print('done')
 @pytest.mark.slow
 def test_each_name_may_go(tmp_path):
     """Without one, the package is imported, and both versions are built, run, trained, saved and loaded as with it."""
-    names = [name for name in names_that_may_go() if name not in OF_MM | ELSEWHERE]
+    names = [name for name in names_that_may_go() if name not in ELSEWHERE]
     assert len(names) >= 12
     assert python('-W', 'ignore', '-c', PROGRAM, HOME, *names, cwd=tmp_path).stdout == 'done\n'
 
@@ -154,22 +151,22 @@ def test_what_is_asked_of_mmengine_without_the_names(monkeypatch):
     from mmengine.model import ImgDataPreprocessor
     from mmengine.runner.checkpoint import CheckpointLoader, load_from_local
 
-    assert private.is_resuming(SimpleNamespace(_resume=False, cfg={'resume': True})) is False
-    assert private.is_resuming(SimpleNamespace(cfg={'resume': True}))
-    assert private.metainfo_of(object, {'classes': ('a',)}) == {'classes': ('a',)}
+    assert private_mm.is_resuming(SimpleNamespace(_resume=False, cfg={'resume': True})) is False
+    assert private_mm.is_resuming(SimpleNamespace(cfg={'resume': True}))
+    assert private_mm.metainfo_of(object, {'classes': ('a',)}) == {'classes': ('a',)}
     for statistics in ({'mean': [1, 2, 3], 'std': [4, 5, 6]}, {}):
         for swaps in (True, False):
             preprocessor = ImgDataPreprocessor(**statistics, bgr_to_rgb=swaps)
-            assert private.swaps_channels(preprocessor) is swaps
+            assert private_mm.swaps_channels(preprocessor) is swaps
             with monkeypatch.context() as patch:
-                patch.setattr(private, 'hasattr', lambda *_: False, raising=False)
-                assert private.swaps_channels(preprocessor) is swaps
+                patch.setattr(private_mm, 'hasattr', lambda *_: False, raising=False)
+                assert private_mm.swaps_channels(preprocessor) is swaps
     with monkeypatch.context() as patch:
         patch.delattr(CheckpointLoader, '_schemes')
-        assert private.local_loader() is load_from_local
+        assert private_mm.local_loader() is load_from_local
     monkeypatch.delattr(HistoryBuffer, '_statistics_methods')
-    assert private.history_statistics(HistoryBuffer)['max'] is HistoryBuffer.max
+    assert private_mm.history_statistics(HistoryBuffer)['max'] is HistoryBuffer.max
     monkeypatch.setitem(__import__('sys').modules, 'mmengine._strategy', None)
-    assert private.fsdp_strategy() is None
+    assert private_mm.fsdp_strategy() is None
     monkeypatch.delattr(Config, '_to_lazy_dict')
-    assert private.lazy_dict(Config({'a': 1})) == {'a': 1}
+    assert private_mm.lazy_dict(Config({'a': 1})) == {'a': 1}

@@ -111,12 +111,16 @@ def test_every_command_refuses_and_says_how_to_accept(state, tmp_path, capsys, m
     monkeypatch.chdir(tmp_path)
     saved(without_head(state), tmp_path / 'w.pth')
     (tmp_path / 'a.jpg').write_text('')
+    data = tmp_path / 'work_dirs/demo/data/coco'  # which test looks for first
+    (data / 'annotations').mkdir(parents=True)
+    (data / 'annotations/instances_val2017.json').write_text('{}')
+    (data / 'val2017').mkdir()
     words = command.format(RECIPES['mmdet'], 'w.pth').split()
     assert main(words) == 2
     printed = capsys.readouterr()
     assert printed.out == ''
     assert '8 are missing' in printed.err
     assert 'allow_partial=True accepts random values' in printed.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'w.pth']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'w.pth', 'work_dirs']
     if words[0] == 'predict':
         assert main([*words, '--allow-partial']) == 1  # of the image, which is empty

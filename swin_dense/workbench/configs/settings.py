@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.utils import checks, private
+from swin_dense.utils import checks, private_mm
 from swin_dense.workbench.configs.entries import walk
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def as_text(config: Config, title: str) -> str:
     from swin_dense.workbench.recipes.lazy import imported_values
 
     read = read_entries()
-    content = private.lazy_dict(config)
+    content = private_mm.lazy_dict(config)
     kept = Config({key: value for key, value in content.items() if key in read})
     for place, imported in imported_values(kept):
         raise ValueError(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 from swin_dense.workbench.export.operators import nms, roi_align
 
 
@@ -28,7 +28,7 @@ class Detector(nn.Module):
     def maps(self, img: Tensor) -> tuple[Tensor, ...]:
         """Return the feature maps of the neck for an image (1, 3, H, W), BGR from 0 to 255."""
         prepare = self.detector.data_preprocessor
-        img = normalize(img, prepare, private.swaps_channels(prepare))
+        img = normalize(img, prepare, private_mm.swaps_channels(prepare))
         img = pad_to_multiple(img, prepare.pad_size_divisor, prepare.pad_value)
         return tuple(self.detector.extract_feat(img))
 

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.config.lazy import LazyAttr, LazyObject
 from mmengine.registry import MODELS, Registry
 
-from swin_dense.utils import private
+from swin_dense.utils import private_mm
 from swin_dense.workbench.configs.entries import walk
 
 # Keys whose values mmengine looks up in a registry if they are names.
@@ -30,7 +30,7 @@ def with_names(config: Config) -> Config:
     """
     if not any(imported_values(config)):
         return config
-    content = private.lazy_dict(config)
+    content = private_mm.lazy_dict(config)
     kind = (config.get('model') or {}).get('type')
     if content.get('default_scope') is None and isinstance(kind, type):
         packages = [_package(base) for base in kind.__mro__]
@@ -42,7 +42,7 @@ def with_names(config: Config) -> Config:
 
 def imported_values(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the place in a config, such as 'model.backbone.type', and the import of each value that it imports."""
-    for place, value in walk(private.lazy_dict(config)):
+    for place, value in walk(private_mm.lazy_dict(config)):
         if isinstance(value, (LazyObject, LazyAttr)):
             yield place, f'{value.module}.{value}'
 
