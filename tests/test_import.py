@@ -180,6 +180,7 @@ import os, sys, pytest
 from benchmarks.stacks import CORE
 os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'  # zarr has a plugin
 sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES}))
+os.chdir({str(ROOT)!r})
 assert pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', *CORE]) == 0
 """
     run(code)
