@@ -39,6 +39,8 @@ settings.load_profile('default')
 # The suite runs in several processes; further threads, also of the programs that tests start, would compete for cores.
 torch.set_num_threads(1)
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# The programs that tests start, and the server that forks them, find this tree from any current folder.
+os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
 
 TINY = {
     'embed_dims': 16,
