@@ -94,6 +94,7 @@ def test_a_text_model_learns_own_classes(fruit, language, recipe):
     dataset = DATASETS.build({**data.entry, 'pipeline': [*steps, resize, unmirrored, packing]})
     torch.manual_seed(0)
     model = MODELS.build(config.model)
+    model.init_weights()  # mmdet's constructors leave parameters uninitialised, which may be NaN
     batch = {'inputs': [dataset[index]['inputs'] for index in range(2)]}
     batch['data_samples'] = [dataset[index]['data_samples'] for index in range(2)]
     assert [tuple(sample.text) for sample in batch['data_samples']] == [tuple(CLASSES)] * 2
