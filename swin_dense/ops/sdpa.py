@@ -106,7 +106,7 @@ def _attend_by_groups(
     """Attend within the windows with the same mask at once: (B, S, C)."""
     dropout: Any = attn_drop.p if attn_drop.training else 0.0
     if qkv_BSC.is_cuda:
-        sizes, masks = _groups_on_gpu(qkv_BSC, plan, bias_ATT, dropout)
+        sizes, masks = _groups_on_gpu(qkv_BSC, plan, bias_ATT, spec, dropout)
     else:
         masks_GATT = plan.masks if bias_ATT is None else plan.masks + bias_ATT
         sizes, masks = plan.groups, masks_GATT.to(qkv_BSC.dtype).split(1)
@@ -126,6 +126,7 @@ def _groups_on_gpu(
     qkv_BSC: Tensor,
     plan: Plan,
     bias_ATT: Tensor | None,
+    spec: WindowSpec,
     dropout: float,
 ) -> tuple[list[int], Sequence[Tensor]]:
     """Return the sizes in slots of groups, and their masks, (1 or windows, A, T, T), for which a GPU needs few calls.
@@ -136,7 +137,7 @@ def _groups_on_gpu(
     """
     masks_GATT = plan.masks
     if bias_ATT is not None:
-        masks_GATT = masks_GATT + bias_ATT if len(plan.groups) > 1 else bias_ATT[None]
+        masks_GATT = masks_GATT + bias_ATT if any(spec.shift) else bias_ATT[None]
     batch, tokens = qkv_BSC.shape[0], masks_GATT.shape[2]
     masks_GATT = torch.constant_pad_nd(masks_GATT.to(qkv_BSC.dtype), (0, -tokens % ROW_ALIGNMENT))
     most = max(1, MAX_WINDOWS // max(1, batch))  # windows of an image in one call
