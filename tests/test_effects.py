@@ -66,6 +66,20 @@ assert changes(before).keys() - {{'random', 'finders'}} <= {{'mallopt'}}, change
     python('-c', code)
 
 
+@needs('tifffile')
+def test_all_public_names_and_the_packages_that_read_images_leave_it_too():
+    code = f"""{STATE}
+import swin_dense, PIL.Image, tifffile
+before = state()
+for name in swin_dense.__all__:
+    getattr(swin_dense, name)
+import swin_dense.explore.page, swin_dense.features.folder, swin_dense.runtime
+from swin_dense.features import Extractor
+assert not changes(before), changes(before)
+"""
+    python('-c', code)
+
+
 @pytest.mark.parametrize('variables', [{'SWIN_DENSE_REGISTER': '0', 'SWIN_DENSE_KEEP_MEMORY': '0'}])
 def test_what_is_allowed_can_be_switched_off(variables):
     code = f"""{STATE}

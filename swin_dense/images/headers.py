@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 
 from swin_dense.images import tiff
-from swin_dense.images.pixels import ORIENTATION
+from swin_dense.images.pixels import ORIENTATION, quiet_decoders
 
 _PNG_DEPTH = 24  # position of the bit depth in a PNG
 _BIG_TIFF = 43
@@ -45,7 +45,11 @@ def header_of(source: Any) -> Header | None:
 def read_header(file: str | PathLike[str] | bytes) -> Header | None:
     """Return the header of a file or its content; None if neither PIL nor its reader of TIFF's tags understands it."""
     try:
-        with warnings.catch_warnings(), io.BytesIO(file) if isinstance(file, bytes) else open(file, 'rb') as content:
+        with (
+            quiet_decoders(),
+            warnings.catch_warnings(),
+            io.BytesIO(file) if isinstance(file, bytes) else open(file, 'rb') as content,
+        ):
             warnings.simplefilter('ignore')
             start = content.read(_PNG_DEPTH + 1)
             if start.startswith(tiff.MAGIC):

@@ -16,10 +16,6 @@ ORIENTATION = 274  # tag of EXIF
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
-# Without a handler, Python prints what these libraries log about damaged files; errors are raised as ImageErrors.
-for _library in ('PIL', 'tifffile'):
-    logging.getLogger(_library).addHandler(logging.NullHandler())
-
 
 class ImageError(ValueError):
     """An image cannot be read, or does not fit the model."""
@@ -108,10 +104,29 @@ def _named(name: str, error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def decoding() -> Iterator[None]:
-    """Convert any exception of a decoder to an ImageError, except for lack of memory."""
+def quiet_decoders() -> Iterator[None]:
+    """Keep Python from printing what PIL and tifffile log about damaged files; handlers of the program still get it.
+
+    Python prints what a logger without a handler reports. Each reading adds a handler of its own, because other threads
+    may end theirs at any time.
+    """
+    handler = logging.NullHandler()
+    loggers = [logging.getLogger(library) for library in ('PIL', 'tifffile')]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
+    """Convert any exception of a decoder to an ImageError, except for lack of memory, and print nothing about it."""
+    try:
+        with quiet_decoders():
+            yield
     except (ImageError, MemoryError):
         raise
     except Exception as error:

@@ -24,6 +24,7 @@ from swin_dense.images.pixels import (
     decoding,
     name_of,
     naming,
+    quiet_decoders,
     reverse_colours,
     upright,
     within_16_bits,
@@ -162,7 +163,7 @@ def decoded_bytes(source: Any) -> int:
     file_size = 0
     try:
         file_size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), quiet_decoders():
             warnings.simplefilter('ignore')
             image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
         with image:

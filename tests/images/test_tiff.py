@@ -18,6 +18,7 @@ from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
 from tests.conftest import TINY, IfInstalled, assert_same, assert_within, photograph, tiny
 from tests.images.mutations import encode_tiff, with_pil
+from tests.processes import python
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('imagecodecs')
@@ -355,13 +356,35 @@ def test_what_pil_would_change_is_refused_without_tifffile(form, monkeypatch):
         read_image(content, expected_of(values).shape[0])
 
 
-def test_a_program_that_handles_log_messages_still_gets_them(caplog):
+def with_a_broken_tag():
+    """Return a file whose software tag points outside of it, which tifffile logs."""
     content = bytearray(encode(RGB, photometric='rgb', software='x' * 30))
     at = content.index((305).to_bytes(2, 'little'))
     content[at + 8 : at + 12] = b'\xff' * 4
+    return bytes(content)
+
+
+def test_a_program_that_handles_log_messages_still_gets_them(caplog):
     with caplog.at_level(logging.WARNING):
-        read_image(bytes(content))
+        read_image(with_a_broken_tag())
     assert any(record.name.startswith('tifffile') for record in caplog.records)
+
+
+def test_log_messages_are_not_printed_while_this_package_reads_but_afterwards(tmp_path):
+    """A program without logging, which Python prints warnings for."""
+    (tmp_path / 'broken tag.tif').write_bytes(with_a_broken_tag())
+    code = """
+import sys
+import tifffile
+from swin_dense.images.reading import read_image
+path = sys.argv[1]
+read_image(path)
+print('ours is read', file=sys.stderr, flush=True)
+tifffile.TiffFile(path).pages[0].tags
+"""
+    before, _, after = python('-c', code, tmp_path / 'broken tag.tif').stderr.partition('ours is read\n')
+    assert not before
+    assert 'invalid value offset' in after
 
 
 @pytest.mark.parametrize('compression', [None, 'deflate', 'lzw', 'jpeg'])
