@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
         check_folder(args.show_dir)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
-    from mmengine.registry import RUNNERS
-
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.experiment import Experiment
@@ -77,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir and str(args.show_dir), 'tta': args.tta}
     with checkpoint_file(place) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)
-        # mmengine leaves at random what a checkpoint lacks, with a line in its log.
-        _, meta = build_whole(config, checkpoint, args.allow_partial)
-        trained = saved_names(meta).get('classes') or ()
+        # mmengine would leave parameters random that the checkpoint lacks, with a line in its log.
+        model, content = build_whole(prepared, checkpoint, args.allow_partial)
+        trained = saved_names(content).get('classes') or ()
         training.join_processes(prepared)
         checked = check_data(Experiment(prepared), ('test',), trained=trained)
         checked.notes = notes_on_settings(args.set) + checked.notes
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         print_checked('test', checked)
 
         def test() -> None:
-            measured = RUNNERS.build(prepared).test()
+            measured = training.build_test_runner(prepared, model, content).test()
             if recipe is not None and os.environ.get('RANK', '0') == '0':
                 print(*beside_published(recipe, measured, args.tta), sep='\n')
 

@@ -61,12 +61,12 @@ class Predictor(ImagePredictor):
         # New images have no annotations; to load those of panoptic models needs panopticapi, which is not on PyPI.
         without_annotations = [step for step in steps if 'Annotation' not in str(step['type'])]
         self._pipeline = Compose(without_annotations)
-        model, meta = build_whole(config, checkpoint, allow_partial)
+        model, content = build_whole(config, checkpoint, allow_partial)
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
         known = private_mm.metainfo_of(kind, dataset.get('metainfo') or {})
-        self._name_classes(saved_names(meta), known)
+        self._name_classes(saved_names(content), known)
 
     def read(self, picture: Any) -> np.ndarray:
         """Return an image as the first step of the test pipeline loads it, from its file or its pixels (H, W, C)."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import STRATEGIES
+from mmengine.registry import RUNNERS, STRATEGIES
+from mmengine.runner import Runner
+from torch import nn
 
 from swin_dense.utils import private_mm
 from swin_dense.workbench.predict import test_dataset
@@ -63,7 +65,7 @@ def prepare_test(
 ) -> Config:
     """Return a config, with ``work_dir`` and ``launcher``, for testing with the options of `swin-dense test`."""
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
-    config.load_from = checkpoint
+    config.load_from, config.resume = checkpoint, False
     is_detector = config.get('default_scope') == 'mmdet'
     if tta:
         _augment(config, is_detector)
@@ -84,6 +86,27 @@ def prepare_test(
             raise ValueError(f'--out of a detector must end in .pkl or .pickle, got {out!r}')
         config.test_evaluator = [*_evaluators(config), {'type': 'DumpDetResults', 'out_file_path': out}]
     return config
+
+
+def build_test_runner(config: Config, model: nn.Module, checkpoint: dict[str, Any]) -> Any:
+    """Build the runner of a config of :func:`prepare_test` around a model that has its weights already.
+
+    mmengine's own runner would build the model and read the checkpoint a second time. Hooks receive the content of the
+    checkpoint, such as EMAHook, which takes the average of the weights from it; then it is cleared, to free memory.
+    """
+    if config.get('runner_type', 'Runner') != 'Runner':  # such as FlexibleRunner, whose strategy builds and loads
+        return RUNNERS.build(config)
+
+    class LoadedRunner(Runner):
+        def build_model(self, options: Any) -> nn.Module:
+            return super().build_model({**options, 'module': model} if 'module' in options else model)
+
+        def load_checkpoint(self, filename: str) -> None:
+            self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+            checkpoint.clear()
+            self.logger.info(f'Load checkpoint from {filename}')
+
+    return LoadedRunner.from_cfg(config)
 
 
 def join_processes(config: Config) -> None:

@@ -24,10 +24,10 @@ _logger = logging.getLogger(__package__)
 _MISFIT = re.compile(r'^\s*(?:size mismatch for |[Ww]hile copying the parameter named ")([\w.]+)', re.M)
 
 
-def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) -> tuple[nn.Module, Mapping[str, Any]]:
+def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) -> tuple[nn.Module, dict[str, Any]]:
     """Build the model of a config on the CPU and load its weights, from a file or an address.
 
-    Return the model and the ``meta`` of the checkpoint.
+    Return the model and the content of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint cannot be fetched or read, or does not fill the model.
@@ -35,28 +35,37 @@ def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) ->
     """
     content, described = read_checkpoint(checkpoint)
     init_default_scope(config.get('default_scope', 'mmengine'))
-    options = copy.deepcopy(config.model)  # a copy, because some models modify their config
+    # The model inside that of test-time augmentation; a copy, because some models modify their config.
+    options = copy.deepcopy(config.model.get('module') or config.model)
     options.pop('pretrained', None)
+    if config.get('data_preprocessor'):  # mmengine's runner completes the model with it, too
+        options.setdefault('data_preprocessor', copy.deepcopy(config.data_preprocessor))
     try:
         model = MODELS.build(options)
     except Exception as error:  # the frameworks raise exceptions of any type
         reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
         raise ValueError(f'the model of the config cannot be built ({reason})') from error
-    load_whole(model, content, described, allow_partial)
+    state = load_whole(model, content, described, allow_partial)
+    return model, {**(content if 'state_dict' in content else {}), 'state_dict': state}
+
+
+def saved_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of the data set in a checkpoint, such as its ``classes`` and ``palette``."""
     meta = content.get('meta')
-    return model, meta if isinstance(meta, Mapping) else {}
-
-
-def saved_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the ``meta`` of a checkpoint tells about its data set, such as its ``classes`` and ``palette``."""
+    if not isinstance(meta, Mapping):
+        return {}
     saved = meta.get('dataset_meta') or meta  # older versions of the frameworks saved CLASSES in `meta` itself
     if isinstance(saved, (list, tuple)):  # of a ConcatDataset of mmdet, whose parts differ in something
         saved = saved[0]
     return {key.lower(): value for key, value in saved.items()}
 
 
-def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, allow_partial: bool = False) -> None:
+def load_whole(
+    model: nn.Module, content: Mapping[Any, Any], described: str, allow_partial: bool = False
+) -> OrderedDict[str, Any]:
     """Load a checkpoint, or its state dict, into a whole model; ignore other entries, with a warning.
+
+    Return the state dict as torch saves it.
 
     Raises CheckpointError if it lacks parameters of the model, or has them in another shape. With ``allow_partial``
     this is a warning, and they keep the values of the constructor, which are random.
@@ -88,7 +97,7 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
     if unexpected:
         _logger.warning('%s: not in the model, ignored: %s', described, first_few(unexpected))
     if not missing and not misfits:
-        return
+        return state
     parts = []
     if missing:
         parts.append(f'{len(missing)} are missing ({first_few(missing)})')
@@ -102,3 +111,4 @@ def load_whole(model: nn.Module, content: Mapping[Any, Any], described: str, all
             'allow_partial=True accepts random values'
         )
     _logger.warning('%s, which are random', lacks)
+    return state

@@ -1,11 +1,12 @@
 """`swin-dense train` resumes a training, and reports errors."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.processes import cli, python
-from tests.workbench.tiny_training import saved, write_config
+from tests.workbench.tiny_training import TESTED, saved, write_config
 
 
 def train(config, work_dir, *arguments, **options):
@@ -27,6 +28,29 @@ def test_runner_type_and_strategy_are_used(tmp_path):
     done = train(write_config(tmp_path, strategy), tmp_path / 'run')
     assert 'FlexibleRunner' in done.stdout
     assert (tmp_path / 'run' / 'iter_2.pth').is_file()
+
+
+def test_a_test_builds_and_reads_the_model_once(tmp_path):
+    """mmengine's own runner, which builds and reads another, measures the same, also with the average of EMAHook."""
+    config, work_dir = write_config(tmp_path, TESTED), tmp_path / 'run'
+    train(config, work_dir, '--set', 'train_cfg.max_iters=2')
+    given = [work_dir / 'iter_2.pth', '--work-dir', work_dir, '--set', 'resume=True']
+    once = cli('test', config, *given).stdout
+    twice = python('-c', TESTS_WITH_MMENGINE, config, *given[:1]).stdout
+    assert once.count('a model was built') == 1
+    assert 'Loads checkpoint by' not in once and 'Loads checkpoint by' in twice
+    for line in (r'a hook sees iteration 2\n', r'Load checkpoint from \S+iter_2.pth', r'guess: -?\d\.\d+'):
+        assert re.findall(line, once) == re.findall(line, twice) != []
+
+
+TESTS_WITH_MMENGINE = """
+import sys
+from mmengine.config import Config
+from mmengine.runner import Runner
+config = Config.fromfile(sys.argv[1])
+config.work_dir, config.load_from = 'mmengine', sys.argv[2]
+Runner.from_cfg(config).test()
+"""
 
 
 def test_an_error_during_training_shows_its_traceback_but_missing_weights_do_not(tmp_path):

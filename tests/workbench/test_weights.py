@@ -79,9 +79,9 @@ def test_what_is_missing_is_counted_and_named(state, tmp_path, change, message):
 def test_a_partial_checkpoint_loads_if_asked_for(state, tmp_path, caplog):
     path = saved(of_other_classes(without_head(state)), tmp_path / 'w.pth')
     with caplog.at_level(logging.WARNING):
-        model, meta = built(path, allow_partial=True)
+        model, content = built(path, allow_partial=True)
     assert 'are missing' in caplog.text
-    assert meta['dataset_meta'] == META
+    assert content['meta']['dataset_meta'] == META
     assert equal_weights(without_head(state), model.state_dict())
 
 

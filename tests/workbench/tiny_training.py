@@ -5,9 +5,10 @@ import signal
 from pathlib import Path
 
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 from mmengine.runner import CheckpointLoader
 from torch import nn
 from torch.utils.data import Dataset
@@ -33,6 +34,15 @@ randomness = dict(seed=0, deterministic=True)
 env_cfg = dict(dist_cfg=dict(backend='gloo'))
 """
 
+TESTED = """
+test_dataloader = dict(
+    batch_size=2, dataset=dict(type='RandomImages'), num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=False), collate_fn=dict(type='default_collate'))
+test_cfg = dict()
+test_evaluator = dict(type='MeanGuess')
+custom_hooks = [dict(type='EMAHook'), dict(type='SeesCheckpoint')]
+"""
+
 
 @DATASETS.register_module()
 class RandomImages(Dataset):
@@ -56,13 +66,31 @@ class BrokenImages(RandomImages):
 class TinyRegressor(BaseModel):
     def __init__(self, backbone):
         super().__init__()
+        print('a model was built')
         self.backbone = MODELS.build(backbone)
         self.head = nn.Linear(self.backbone.num_features[-1], 1)
 
     def forward(self, inputs, numbers, mode='loss'):
         features = self.backbone(inputs)[-1].mean((2, 3))
         guesses = self.head(features)[:, 0]
+        if mode == 'predict':
+            return list(guesses)
         return {'loss': (guesses - numbers).square().mean()}
+
+
+@METRICS.register_module()
+class MeanGuess(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.extend(map(float, data_samples))
+
+    def compute_metrics(self, results):
+        return {'guess': sum(results) / len(results)}
+
+
+@HOOKS.register_module()
+class SeesCheckpoint(Hook):
+    def after_load_checkpoint(self, runner, checkpoint):
+        print('a hook sees iteration', checkpoint['meta']['iter'])
 
 
 @HOOKS.register_module()

@@ -383,6 +383,8 @@ def _load_samples(source: Source) -> float:
             if results is None:  # a random transform that tries another image
                 break
         packed = results.get('data_samples') if isinstance(results, dict) else None
+        if isinstance(packed, list):  # of test-time augmentation
+            packed = packed[0]
         if packed is not None and packed.get('scale_factor') is not None:
             scales.append(float(np.mean(packed.scale_factor)))
     for around in dicts((data.experiment.config.get(f'{data.split}_dataloader') or {}).get('dataset')):

@@ -18,6 +18,7 @@ from pycocotools.mask import encode
 from swin_dense.commands._main import main, parser_of
 from swin_dense.workbench.configs import masks
 from swin_dense.workbench.configs.settings import merge_settings
+from swin_dense.workbench.training import prepare_test
 from tests.workbench.configs.data import (
     CLASSES,
     DETECTOR,
@@ -473,6 +474,15 @@ def test_masks_of_test_time_augmentation_are_read_too(roads):
     store(roads, lambda mask: Image.fromarray(np.where(mask == 1, 7, mask).astype(np.uint8)))
     with pytest.raises(ValueError, match='has pixels of the value 7'):
         check_data(config, ('test',))
+
+
+def test_objects_of_test_time_augmentation_are_checked_too(fruit):
+    """Its pipeline packs a list of samples for each image."""
+    config = fruit.write()
+    config.update({'work_dir': 'work', 'launcher': 'none'})
+    tested = prepare_test(config, 'a.pth', tta=True)
+    assert isinstance(dataset_of(tested, 'test')[0]['data_samples'], list)
+    check_data(tested, ('test',))
 
 
 def test_images_without_masks_are_not_augmented_with_them(roads):
