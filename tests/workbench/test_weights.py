@@ -85,6 +85,14 @@ def test_a_partial_checkpoint_loads_if_asked_for(state, tmp_path, caplog):
     assert equal_weights(without_head(state), model.state_dict())
 
 
+def test_a_preprocessor_outside_of_the_model_completes_it_as_in_mmengines_runner(state, tmp_path):
+    config = load_recipe(RECIPES['mmdet'])
+    mean = config.model.data_preprocessor.mean
+    config.data_preprocessor = config.model.pop('data_preprocessor')
+    model, _ = build_whole(config, saved(state, tmp_path / 'w.pth'))
+    assert model.data_preprocessor.mean.flatten().tolist() == pytest.approx(mean)
+
+
 def of_authors(state, model):
     backbone = export_state_dict(model.backbone, 'official')
     renamed = {f'backbone.{name}': tensor for name, tensor in backbone.items()}
