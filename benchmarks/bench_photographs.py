@@ -7,7 +7,7 @@ between them is one of the predictions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -60,7 +60,7 @@ def classes_of(dataset: str) -> list[str]:
     return {'blood-cells': ['RBC', 'WBC', 'Platelets'], 'nuclei': ['nucleus']}.get(dataset, ['background', 'nucleus'])
 
 
-def blood_cells(folder: Path) -> Iterator[tuple[str, list]]:
+def blood_cells(folder: Path) -> Iterator[tuple[str, Iterable[tuple[Path, list[dict]]]]]:
     """Yield 'train' and 'val', each with its images and boxes: the repository's lists trainval and test."""
     root = folder / 'BCCD'
     for part, listed in (('train', 'trainval'), ('val', 'test')):
@@ -75,20 +75,18 @@ def blood_cells(folder: Path) -> Iterator[tuple[str, list]]:
         yield part, images
 
 
-def nuclei(folder: Path) -> Iterator[tuple[str, list]]:
+def nuclei(folder: Path) -> Iterator[tuple[str, Iterable[tuple[Path, list[dict]]]]]:
     """Yield 'train' and 'val', each with its images and masks: every fifth image in the order of names validates."""
     folders = sorted((folder / 'stage1_train').iterdir())
-    for part in ('train', 'val'):
-        images = []
-        for index, one in enumerate(folders):
-            if (index % 5 == 0) == (part == 'val'):
-                (image,) = (one / 'images').glob('*.png')
-                objects = []
-                for path in sorted((one / 'masks').glob('*.png')):
-                    mask = np.asarray(Image.open(path).convert('L')) > 0
-                    objects.append({'class': 'nucleus', 'mask': mask.astype(np.uint8)})
-                images.append((image, objects))
-        yield part, images
+    yield 'train', (read_nuclei(one) for index, one in enumerate(folders) if index % 5)
+    yield 'val', (read_nuclei(one) for one in folders[::5])
+
+
+def read_nuclei(folder: Path) -> tuple[Path, list[dict]]:
+    """Return the image of a folder, and its masks, which take too much memory for those of all images at once."""
+    (image,) = (folder / 'images').glob('*.png')
+    masks = [np.asarray(Image.open(path).convert('L')) > 0 for path in sorted((folder / 'masks').glob('*.png'))]
+    return image, [{'class': 'nucleus', 'mask': mask.astype(np.uint8)} for mask in masks]
 
 
 def shrunk(image: Image.Image, objects: list[dict], side: int) -> tuple[Image.Image, list[dict]]:
