@@ -1,134 +1,259 @@
-"""Time Swin-T in a process of its own, as a user runs it: our backbone and those of other libraries, in turns.
+"""Time Swins on this processor, each in a process of its own, as a user runs it: ours and those of other libraries.
 
     python benchmarks/alone.py --packages .venv-peers/lib/python3.11/site-packages \\
         --json benchmarks/results/zen5_alone.json
     python benchmarks/alone.py --form compiled --packages ... --json benchmarks/results/zen5_alone_compiled.json
+    python benchmarks/alone.py --models auto --beside ../release --threads 1 --clock processor --json /tmp/releases.json
 
-In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
-each model has a process, and the processes take turns in a random order, so that a machine that gets slower gets slower
-for all. Forms other than eager take turns with our backbone in eager mode.
+All models get the same weights and image, and their outputs must agree. The processes take turns in a random order.
+Forms other than eager take turns with our backbone in eager mode. A training step is a forward and a backward pass,
+without the optimizer step, which is the same for all models. The peak memory is that of the first steps above the
+memory after a pass over a small image.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
-import random
-import shlex
-import statistics
+import re
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import benchmark
-from bench_models import PEERS
+import torch
+from bench_host import held_mib, reset_peak
+from bench_models import PEERS, build_ours, build_peer, must_agree
+from harness import Worker, in_turns, largest_error, medians, serve
+from measurements import Run
+from torch import Tensor, nn
 
 OURS = 'auto'
 OURS_EAGER = 'auto, eager'
-# Options of benchmark.py for all models alike.
-FORMS = {'eager': [], 'compiled': ['--compile'], 'bfloat16': ['--dtype', 'bfloat16']}
-# Options of benchmark.py, and the number of steps of each turn.
-CASES = {
-    'inference, 1 x 224 x 224': (['--size', '224', '224'], 5),
-    'inference, 8 x 224 x 224': (['--size', '224', '224', '--batch', '8'], 2),
-    'inference, 1 x 512 x 512': (['--size', '512', '512'], 3),
-    'inference, 1 x 800 x 1344': (['--size', '800', '1344'], 1),
-    'training step, 2 x 512 x 512': (['--size', '512', '512', '--batch', '2', '--mode', 'train'], 1),
-}
+FORMS = ('eager', 'compiled', 'bfloat16')
+CLOCKS = {'wall': ('time', time.perf_counter), 'processor': ('processor time', time.process_time)}
+CASES = (
+    'inference, 1 x 224 x 224',
+    'inference, 8 x 224 x 224',
+    'inference, 1 x 512 x 512',
+    'inference, 1 x 800 x 1344',
+    'training step, 2 x 512 x 512',
+)
 WARM_UP = 3  # steps
+SMALL_SIDE = 64
+# Relative to the largest output, for another order of summation in float32, or for 8 bits of mantissa.
+TOLERANCE = {'eager': 1e-3, 'compiled': 1e-3, 'bfloat16': 1e-1}
 
 
-def main() -> None:
-    if sys.argv[1:2] == ['--of']:
-        serve(sys.argv[2], sys.argv[3:])
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_args(arguments)
+    if args.of:
+        with contextlib.redirect_stdout(sys.stderr):  # other libraries print
+            answer_as(args.of, args)
         return
+    run = Run(args.json, arch=args.arch, window=args.window, threads=args.threads or torch.get_num_threads())
+    run.content |= {'processes': args.processes, 'turns': args.turns}
+    if OURS in args.models and args.form == 'eager':
+        count(args, run)
+    for case in args.cases:
+        compare(case, args, run)
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--json', type=Path, help='replace only what is measured again in the file')
+    parser.add_argument('--arch', default='swin_t', help='swin_t to swin_l or swinv2_t to swinv2_l')
+    parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')
+    parser.add_argument('--models', nargs='+', default=[OURS, *PEERS], help='backends, "+cp" enables with_cp; or peers')
+    parser.add_argument('--cases', nargs='+', default=CASES, help='such as "inference, 1 x 512 x 512"')
+    parser.add_argument('--form', choices=FORMS, default='eager', help='compiled by torch.compile, or with autocast')
     parser.add_argument('--processes', type=int, default=2, help='of each model, in sequence (default: %(default)s)')
     parser.add_argument('--turns', type=int, default=10, help='of each process (default: %(default)s)')
-    parser.add_argument('--cases', nargs='+', choices=CASES, default=list(CASES), help='replace only these in the file')
-    parser.add_argument('--form', choices=FORMS, default='eager', help='compiled by torch.compile, or with autocast')
-    parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS))
-    parser.add_argument('--packages', type=Path, help='as of benchmark.py')
-    parser.add_argument('--json', type=Path, required=True)
-    args = parser.parse_args()
-    packages = ['--packages', str(args.packages)] if args.packages else []
-    # The model and its options in each row.
-    runs = {name: (name, FORMS[args.form]) for name in [OURS, *args.peers]}
+    parser.add_argument('--threads', type=int, help="default: torch's own choice")
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='"processor" counts the time of all threads')
+    parser.add_argument('--beside', type=Path, help='also time our backbone of another clone, such as a release')
+    parser.add_argument('--packages', type=Path, help='site-packages with the same torch, for peers not installed here')
+    parser.add_argument('--of', help=argparse.SUPPRESS)  # the model of a process
+    return parser.parse_args(arguments)
+
+
+def compare(case: str, args: argparse.Namespace, run: Run) -> None:
+    """Add the measurements of all models in a case."""
+    what, _, size = case.partition(', ')
+    time_of = CLOCKS[args.clock][0]
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(args.processes):
+        for name, figures in of_processes(case, args, run).items():
+            for quantity, value in figures.items():
+                found.setdefault(name, {}).setdefault(quantity, []).append(value)
+    units = {time_of: 'ms', 'first call': 'ms', 'peak memory': 'MiB', 'difference from ours': 'of the largest value'}
+    for name, figures in found.items():
+        for quantity, values in figures.items():
+            names = {'what': what, 'model': name, 'size': size, 'way': args.form}
+            run.add(values, quantity, units.get(quantity, 'ratio'), **names)
+    print(case, *(f'{name} {medians([of[time_of]])[0]:.1f} ms' for name, of in found.items()), sep=', ', flush=True)
+
+
+def of_processes(case: str, args: argparse.Namespace, run: Run) -> dict[str, dict[str, float]]:
+    """Start a process of each model, and return its measurements: quantity -> value."""
+    _, batch, size = parsed(case)
+    steps = max(1, 250_000 // (batch * size[0] * size[1]))
+    time_of = CLOCKS[args.clock][0]
+    forms = {name: (name, args.form, None) for name in args.models}
     if args.form != 'eager':
-        runs[OURS_EAGER] = (OURS, FORMS['eager'])
-    empty: dict[str, Any] = {'seconds': {}, 'first_calls': {}, 'ratios': {}}
-    measured = json.loads(args.json.read_text()) if args.json.exists() else empty
+        forms[OURS_EAGER] = (OURS, 'eager', None)
+    if args.beside:
+        commit = subprocess.check_output(['git', '-C', args.beside, 'rev-parse', '--short=8', 'HEAD'], text=True)
+        forms[f'{OURS} of {commit.strip()}'] = (OURS, args.form, args.beside.resolve())
+    found: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers = {}
+        for name, (model, form, tree) in forms.items():
+            options = ['--of', model, '--cases', case, '--form', form, '--arch', args.arch]
+            options += ['--window', str(args.window), '--clock', args.clock]
+            for option in ('threads', 'packages'):
+                options += [f'--{option}', str(getattr(args, option))] if getattr(args, option) else []
+            worker = Worker(__file__, *options, tree=tree)
+            stack.callback(worker.close)
+            if worker.greeting is None:
+                workers[name] = worker
+            else:
+                run.note(absent={**run.content.get('absent', {}), name: worker.greeting})
+        for name, worker in workers.items():
+            first, *_ = worker.ask(WARM_UP)
+            found[name] = {'first call': 1e3 * first, 'peak memory': worker.ask('peak')}
+        turns = in_turns(
+            {name: lambda w=worker: medians([w.ask(steps)])[0] for name, worker in workers.items()}, args.turns
+        )
+        if args.form != 'compiled':  # which would be compiled again
+            outputs = {}
+            for name, worker in workers.items():
+                path = folder / f'{len(outputs)}.pt'
+                worker.ask(str(path))
+                outputs[name] = torch.load(path)
+            for name, difference in differences(outputs, size, args.window, args.form).items():
+                found[name]['difference from ours'] = difference
+    first_name = next(iter(workers))
+    for name, seconds in turns.items():
+        found[name][time_of] = 1e3 * medians([seconds])[0]
+        relative = [one / ours for one, ours in zip(seconds, turns[first_name], strict=True)]
+        found[name][f'{time_of} relative to ours'] = medians([relative])[0]
+    return found
+
+
+def parsed(case: str) -> tuple[str, int, tuple[int, int]]:
+    """Return what a case runs, the number of images, and their height and width.
+
+    Raises:
+        SystemExit: it has another form.
+    """
+    match = re.fullmatch(r'(inference|training step), (\d+) x (\d+) x (\d+)', case)
+    if match is None:
+        raise SystemExit(f'{case!r} is no case; write one such as {CASES[0]!r} or {CASES[-1]!r}')
+    batch, height, width = map(int, match.groups()[1:])
+    return match[1], batch, (height, width)
+
+
+def differences(
+    outputs: dict[str, Sequence[Tensor]], size: tuple[int, int], window: int, form: str
+) -> dict[str, float]:
+    """Return the largest difference of each model from the first, relative to the largest output.
+
+    Raises:
+        RuntimeError: a model differs although it should compute the same function at this size.
+    """
+    first, expected = next(iter(outputs.items()))
+    found = {}
+    for name, outs in outputs.items():
+        found[name] = max(largest_error(a, b) for a, b in zip(outs, expected, strict=True))
+        if (name not in PEERS or must_agree(name, size, window)) and not found[name] < TOLERANCE[form]:
+            raise RuntimeError(f'{name} differs from {first} by {found[name]:.2g}, so their times cannot be compared')
+    return found
+
+
+def count(args: argparse.Namespace, run: Run) -> None:
+    """Add the parameters and FLOPs of our backbone, for each size of images in inference."""
+    from swin_dense.analysis.flop_counter import count
+
     for case in args.cases:
-        for of_cases in (measured['seconds'], measured['first_calls'], measured['ratios']):
-            of_cases[case] = {}
-        for _ in range(args.processes):
-            first, seconds = in_turns(case, runs, packages, args.turns)
-            for name, times in seconds.items():
-                measured['first_calls'][case].setdefault(name, []).append(first[name])
-                measured['seconds'][case].setdefault(name, []).append(statistics.median(times))
-                if name != OURS:
-                    relative = [time / ours for time, ours in zip(times, seconds[OURS], strict=True)]
-                    measured['ratios'][case].setdefault(name, []).append(statistics.median(relative))
-        listed = [f'{name} {statistics.median(values):.2f}' for name, values in measured['ratios'][case].items()]
-        print(case, *listed, sep=', ', flush=True)
-        report: dict[str, Any] = {
-            'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
-            'date': datetime.date.today().isoformat(),
-            'machine': benchmark.machine(argparse.Namespace(device='cpu')),
-            'form': args.form,
-            **{key: measured[key] for key in empty},
-        }
-        args.json.write_text(json.dumps(report, indent=1) + '\n')
+        what, batch, size = parsed(case)
+        if (what, batch) == ('inference', 1):
+            with torch.device('meta'):
+                counted = count(build_ours(args.arch, args.window, OURS), *size)
+            names = {'what': what, 'model': OURS, 'size': case.partition(', ')[2]}
+            run.add(counted.parameters[''], 'parameters', 'numbers', **names)
+            run.add(counted.flops[''], 'FLOPs', 'multiply-adds', **names)
 
 
-def in_turns(
-    case: str,
-    runs: dict[str, tuple[str, list[str]]],
-    packages: list[str],
-    turns: int,
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Start a process of each model, and return the time of its first call and those of its turns."""
-    options, steps = CASES[case]
-    first, seconds = {}, {name: [] for name in runs}
-    with contextlib.ExitStack() as stack:
-        processes = {}
-        for name, (model, form_options) in runs.items():
-            command = [sys.executable, '-W', 'ignore', __file__, '--of', model, *options, *form_options, *packages]
-            pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            processes[name] = stack.enter_context(pipes)
-            first[name], *_ = time_steps(processes[name], WARM_UP)
-        for _ in range(turns):
-            for name in random.sample(list(runs), len(runs)):
-                times = time_steps(processes[name], steps)
-                seconds[name].append(statistics.median(times))
-    return first, seconds
+# The process of a model
 
 
-def time_steps(process: subprocess.Popen[str], steps: int) -> list[float]:
-    """Have a process that runs :func:`serve` run some steps, and return their times in seconds."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f'{steps}\n')
-    process.stdin.flush()
-    answer = process.stdout.readline()
-    if not answer:
-        raise RuntimeError(f'a benchmark has failed with exit code {process.wait()}')
-    return json.loads(answer)
+def answer_as(name: str, args: argparse.Namespace) -> None:
+    """Run so many steps of a model for each number that is asked for; write its outputs, or tell its peak memory."""
+    what, batch, size = parsed(args.cases[0])
+    if args.packages:
+        sys.path.append(str(args.packages.resolve()))
+        # mmdet imports mmpretrain if it is installed, which may not be compatible with the other packages.
+        sys.modules['mmpretrain'] = None  # type: ignore[assignment]
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        model = built(name, args, size)
+    except (ImportError, RuntimeError, AssertionError) as error:
+        serve(f'{type(error).__name__}: {str(error).splitlines()[0]}', str, sys.__stdout__)
+        return
+    is_training = what == 'training step'
+    model.train(is_training)  # mmdet's and mmseg's train() return None
+    run = torch.compile(model) if args.form == 'compiled' else model
+    clock = CLOCKS[args.clock][1]
+    img = image(batch, size)
+    if name != 'timm' and args.form != 'compiled':  # timm accepts only the size that it was built for
+        step(run, image(batch, (SMALL_SIDE, SMALL_SIDE)), is_training, args.form)
+        model.zero_grad(set_to_none=True)
+    before = held_mib()
+    reset_peak()
+
+    def answer(question: Any) -> Any:
+        if question == 'peak':
+            return held_mib('VmHWM') - before
+        if isinstance(question, str):
+            model.eval()
+            torch.save([out.float() for out in step(run, img, False, args.form)], question)
+            return None
+        return [timed(lambda: step(run, img, is_training, args.form), clock) for _ in range(question)]
+
+    serve(None, answer, sys.__stdout__)
 
 
-def serve(name: str, options: list[str]) -> None:
-    """For each number on stdin, run so many steps of a model, and write their times; the very first one compiles it."""
-    answers = sys.stdout
-    sys.argv[1:] = options
-    with contextlib.redirect_stdout(sys.stderr):  # other libraries print
-        args = benchmark.parse_args()
-        model, img = benchmark.build(name, args), benchmark.make_image(args)
-        for line in sys.stdin:
-            times = [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(int(line))]
-            print(json.dumps(times), file=answers, flush=True)
+def built(name: str, args: argparse.Namespace, size: tuple[int, int]) -> nn.Module:
+    ours = build_ours(args.arch, args.window, OURS if name in PEERS else name)
+    return build_peer(name, ours, size) if name in PEERS else ours
+
+
+def image(batch: int, size: tuple[int, int]) -> Tensor:
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(0))
+
+
+def step(model: Any, img: Tensor, is_training: bool, form: str) -> tuple[Tensor, ...]:
+    """Run one inference or one training step, without the update."""
+    with torch.set_grad_enabled(is_training):
+        with torch.autocast('cpu', torch.bfloat16, enabled=form == 'bfloat16'):
+            outs = model(img)
+        if is_training:
+            model.zero_grad(set_to_none=True)
+            torch.stack([out.float().square().mean() for out in outs]).sum().backward()
+    return outs
+
+
+def timed(function: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
+    function()
+    return clock() - start
 
 
 if __name__ == '__main__':

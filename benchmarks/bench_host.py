@@ -1,10 +1,16 @@
-"""Information on the machine and on this process, read from Linux's /proc."""
+"""Information on the machine and on this process, mostly read from Linux's /proc."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
+import platform
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # The kinds of processors that were measured, by the first word of the files of their results.
 PROCESSORS = {
@@ -49,6 +55,28 @@ def processor() -> str:
     return ', '.join([f'{name} {model}', *features, f'{len(os.sched_getaffinity(0))} cores'])
 
 
+def describe(device: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Return what a run records of the machine, as the tables of the pages name it, and of the installed packages."""
+    import torch
+
+    import swin_dense
+
+    versions = {'python': platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    kind = kind_of(processor())
+    on_gpu = device == 'cuda' and torch.cuda.is_available()
+    return {
+        'machine': torch.cuda.get_device_name() if on_gpu else PROCESSORS.get(kind or '', processor()),
+        'processor': processor(),
+        'release': swin_dense.__version__,
+        'date': time.strftime('%Y-%m-%d'),
+        'versions': versions,
+        'load_average': os.getloadavg(),
+    }
+
+
 def held_mib(field: str = 'VmRSS') -> float:
     """Return the current ('VmRSS') or peak ('VmHWM') resident memory of this process in MiB.
 
@@ -61,3 +89,8 @@ def held_mib(field: str = 'VmRSS') -> float:
     if found is None:
         raise ValueError(f'/proc/self/status has no {field}')
     return int(found[1]) / 2**10
+
+
+def reset_peak() -> None:
+    """Let the peak of the resident memory of this process begin anew."""
+    Path('/proc/self/clear_refs').write_text('5')

@@ -1,6 +1,7 @@
 """Draw the charts of the pages from the raw results.
 
 python benchmarks/charts.py speed          # docs/images/speed.png, from benchmarks/results/h200_session_*.json
+python benchmarks/charts.py areas          # benchmarks/results/cpu_sweep.png, from cpu_sweep.json
 python benchmarks/charts.py photographs    # docs/images/photographs.png, from benchmarks/results/real_data.json
 """
 
@@ -17,9 +18,9 @@ import matplotlib
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
+from measurements import RESULTS, Measurement, read
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / 'benchmarks' / 'results'
 IMAGES = ROOT / 'docs' / 'images'
 MODELS = {
     'auto': 'swin_dense',
@@ -28,7 +29,7 @@ MODELS = {
     'torchvision': 'torchvision',
     'mmdet': 'mmdet',
 }
-LARGEST = (2, (800, 1344))  # images and their size
+LARGEST = '2 x 800 x 1344'
 COLOURS = ('#30609c', '#9cb8d8', '#e08a2e')
 BACKBONES = {'SwinTransformer': ('#e08a2e', '-'), 'SwinDense': ('#30609c', '--')}
 TITLES = {
@@ -41,34 +42,36 @@ SMOOTHED = 10  # steps that a point of a curve averages
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('chart', choices=('speed', 'photographs'))
-    if parser.parse_args().chart == 'speed':
-        sessions = [json.loads(path.read_text()) for path in sorted(RESULTS.glob('h200_session_*.json'))]
-        draw_speed(sessions, IMAGES / 'speed.png')
-    else:
-        draw_curves(json.loads((RESULTS / 'real_data.json').read_text())['runs'], IMAGES / 'photographs.png')
+    parser.add_argument('chart', choices=('speed', 'areas', 'photographs'))
+    match parser.parse_args().chart:
+        case 'speed':
+            draw_speed(read(*sorted(path.name for path in RESULTS.glob('h200_session_*.json'))), IMAGES / 'speed.png')
+        case 'areas':
+            draw_areas(read('cpu_sweep.json'), RESULTS / 'cpu_sweep.png')
+        case 'photographs':
+            draw_curves(json.loads((RESULTS / 'real_data.json').read_text())['runs'], IMAGES / 'photographs.png')
 
 
-def draw_speed(sessions: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_speed(found: Sequence[Measurement], path: Path) -> None:
     """Draw wall time, GPU time and the time of a CUDA graph of each library, with the release that measured them."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), constrained_layout=True)
-    for axis, is_training in zip(axes, (False, True), strict=True):
-        release, eager = newest(sessions, 'eager', is_training)
-        series = {
-            f'wall time, release {release}': [eager[name]['wall_ms'] for name in MODELS],
-            f'GPU time alone, release {release}': [eager[name]['device_ms'] for name in MODELS],
-        }
-        if not is_training:
-            of_graphs, graphs = newest(sessions, 'graphs', is_training)
-            times = [graphs[name]['wall_ms'] if name in graphs else 0 for name in MODELS]
-            series[f'CUDA graph, wall time, release {of_graphs}'] = times
+    for axis, what in zip(axes, ('inference', 'training step'), strict=True):
+        ways = {'wall time': ('eager', 'wall time'), 'GPU time alone': ('eager', 'GPU time')}
+        if what == 'inference':
+            ways['CUDA graph, wall time'] = ('graphs', 'wall time')
+        series = {}
+        for label, names in ways.items():
+            release, times = newest(found, what, *names)
+            series[f'{label}, release {release}'] = [times.get(name, 0) for name in MODELS]
         width = 0.8 / len(series)
         for index, (label, times) in enumerate(series.items()):
             places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(MODELS))]
             bars = axis.bar(places, times, width, color=COLOURS[index], label=label)
             axis.bar_label(bars, [f'{time:.1f}' if time else '' for time in times], fontsize=7)
         axis.set_xticks(range(len(MODELS)), MODELS.values(), fontsize=8)
-        axis.set_title('training step: forward and backward pass' if is_training else 'forward pass', fontsize=10)
+        axis.set_title(
+            'forward pass' if what == 'inference' else 'training step: forward and backward pass', fontsize=10
+        )
         axis.set_ylabel('milliseconds', fontsize=8)
         axis.tick_params('y', labelsize=8)
         axis.spines[['top', 'right']].set_visible(False)
@@ -78,16 +81,27 @@ def draw_speed(sessions: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def newest(sessions: Sequence[dict[str, Any]], step: str, is_training: bool) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the newest release that measured a step on the largest images, and its rows by model."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for session in sessions:
-        for row in session['steps'].get(step, {'rows': []})['rows']:
-            form = (row.get('batch'), tuple(row['size'])), row.get('training', False), row.get('pure_bfloat16', False)
-            if 'wall_ms' in row and form == (LARGEST, is_training, False):
-                found.setdefault(session['machine']['release'], {})[row['model']] = row
-    release = max(found)
-    return release, found[release]
+def newest(found: Sequence[Measurement], what: str, way: str, quantity: str) -> tuple[str, dict[str, float]]:
+    """Return the newest release that measured this on the largest images, and its values by model."""
+    names = (what, way, LARGEST, quantity)
+    rows = [one for one in found if (one.what, one.way, one.size, one.quantity) == names]
+    release = max(one.release for one in rows)
+    return release, {one.model: one.value for one in rows if one.release == release}
+
+
+def draw_areas(found: Sequence[Measurement], path: Path) -> None:
+    """Draw the time of a pass over the area of the image."""
+    figure, axes = plt.subplots(figsize=(7, 4), constrained_layout=True)
+    times: dict[str, dict[float, float]] = {}
+    for one in found:
+        batch, height, width = map(int, one.size.split(' x '))
+        if (one.quantity, batch, one.run['settings']['window']) == ('time', 1, 7):
+            times.setdefault(one.model, {})[height * width / 1e6] = one.value
+    for model, by_area in times.items():
+        axes.plot(*zip(*sorted(by_area.items()), strict=True), marker='o', label=model)
+    axes.set(xlabel='image area (megapixels)', ylabel='median time (ms)', xlim=(0, None), ylim=(0, None))
+    axes.legend()
+    figure.savefig(path)
 
 
 def draw_curves(runs: Sequence[dict[str, Any]], path: Path) -> None:

@@ -10,15 +10,14 @@ relative to the largest value of each output. Core ML's tools convert on Linux, 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
-import platform
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from bench_host import processor
+from harness import largest_error
+from measurements import Run
 from torch import Tensor
 
 from swin_dense import SwinBackbone, export_model
@@ -26,10 +25,10 @@ from swin_dense import SwinBackbone, export_model
 SIZE = (224, 224)
 PACKAGES = {'executorch': ('executorch',), 'litert': ('litert-torch', 'ai-edge-litert'), 'coreml': ('coremltools',)}
 # Maps an image to the outputs of a converted file, in the order of the backbone.
-Run = Callable[[Tensor], Sequence[Tensor]]
+Predict = Callable[[Tensor], Sequence[Tensor]]
 
 
-def to_executorch(file: Path, folder: Path, img: Tensor) -> tuple[Path, Run]:
+def to_executorch(file: Path, folder: Path, img: Tensor) -> tuple[Path, Predict]:
     """Convert a .pt2 file for ExecuTorch with XNNPACK, and return the new file and a function that runs it."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
@@ -42,7 +41,7 @@ def to_executorch(file: Path, folder: Path, img: Tensor) -> tuple[Path, Run]:
     return path, lambda img: method.execute([img])
 
 
-def to_litert(file: Path, folder: Path, img: Tensor) -> tuple[Path, Run]:
+def to_litert(file: Path, folder: Path, img: Tensor) -> tuple[Path, Predict]:
     """Convert a .pt2 file for LiteRT, and return the new file and a function that runs it; ``img`` gives the shape."""
     import litert_torch
     from ai_edge_litert.interpreter import Interpreter
@@ -68,17 +67,11 @@ def to_coreml(file: Path, folder: Path, img: Tensor) -> tuple[Path, None]:
     return path, None
 
 
-CONVERTERS: dict[str, Callable[[Path, Path, Tensor], tuple[Path, Run | None]]] = {
+CONVERTERS: dict[str, Callable[[Path, Path, Tensor], tuple[Path, Predict | None]]] = {
     'executorch': to_executorch,
     'litert': to_litert,
     'coreml': to_coreml,
 }
-
-
-def errors(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Return the largest difference of each output, relative to its largest value."""
-    pairs = zip(found, expected, strict=True)
-    return [((ours - right).abs().max() / right.abs().max()).item() for ours, right in pairs]
 
 
 def size_of(path: Path) -> int:
@@ -95,25 +88,19 @@ def main() -> None:
     img = torch.randn(1, 3, *SIZE)
     with torch.no_grad():
         expected = backbone(img)
-    report = {
-        'processor': processor(),
-        'versions': {'python': platform.python_version(), 'torch': torch.__version__},
-        'size': SIZE,
-        'rows': [],
-    }
+    run = Run(args.out, packages=('torch', *itertools.chain(*PACKAGES.values())))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, convert in CONVERTERS.items():
             file = folder / f'{name}.pt2'
             export_model(backbone, file, dynamic=False, size=SIZE)
-            path, run = convert(file, folder, img)
-            versions = {package: importlib.metadata.version(package) for package in PACKAGES[name]}
-            row = {'target': name, 'versions': versions, 'bytes': size_of(path)}
-            if run is not None:
-                row['error'] = max(errors(run(img), expected))
-            report['rows'].append(row)
-            print(row, flush=True)
-    args.out.write_text(json.dumps(report, indent=1) + '\n')
+            path, predict = convert(file, folder, img)
+            names = {'what': 'conversion', 'way': name, 'model': 'swin_t', 'size': ' x '.join(map(str, img.shape))}
+            run.add(size_of(path), 'size of the file', 'bytes', **names)
+            if predict is not None:
+                error = max(map(largest_error, predict(img), expected))
+                run.add(error, 'difference from the backbone', 'of the largest value', **names)
+            print(name, size_of(path), flush=True)
 
 
 if __name__ == '__main__':

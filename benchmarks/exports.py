@@ -1,15 +1,13 @@
 """Export a backbone to all formats, count the nodes of its graphs, and time the files in ONNX Runtime and OpenVINO.
 
-    python benchmarks/exports.py --out benchmarks/exports             # sizes of graphs and files, and their errors
-    python benchmarks/exports.py --out benchmarks/exports --speed     # the same, and times compared with eager
+    python benchmarks/exports.py             # sizes of graphs and files, and their errors
+    python benchmarks/exports.py --speed     # the same, and times compared with eager
 
-Writes ``OUT.json`` and the tables ``OUT.md``. For each number of threads, eager and all files alternate in one process,
-and times are medians over rounds. Run it with ``--speed`` only on an idle machine.
+For each number of threads, eager and all files take turns in one process. Run it with ``--speed`` only on an idle
+machine. ``tools/update_readme.py`` writes benchmarks/results/exports.md from the results.
 """
 
 import argparse
-import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import in_turns, seconds_of
+from measurements import RESULTS, Run
 
 from swin_dense import SwinBackbone, create_backbone, export_model
 from swin_dense.workbench.runtime.sessions import OnnxRuntime, OpenVino
@@ -39,88 +39,45 @@ WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='swin_t')
-    parser.add_argument('--out', type=Path, required=True, help='path of the report without .json')
+    parser.add_argument('--json', type=Path, default=RESULTS / 'exports.json')
     parser.add_argument('--speed', action='store_true', help='also time the files; needs an idle machine')
     parser.add_argument('--rounds', type=int, default=15)
     args = parser.parse_args()
     torch.manual_seed(0)
     backbone = create_backbone(args.arch)
-    report: dict[str, Any] = {'arch': args.arch, 'torch': torch.__version__, 'files': [], 'speed': []}
+    run = Run(args.json, arch=args.arch)
     with tempfile.TemporaryDirectory() as folder:
-        for name, suffix, options in WAYS:
+        for sizes, suffix, options in WAYS:
             path = Path(folder) / f'x{suffix}'
             start = time.process_time()
             exported = export_model(backbone, path, **options)
-            report['files'].append(
-                {
-                    'sizes': name,
-                    'suffix': suffix,
-                    'nodes': exported.nodes,
-                    'bytes': path.stat().st_size,
-                    'worst_error': max(exported.errors.values()),
-                    'cpu_seconds': time.process_time() - start,
-                }
-            )
-            write(report, args.out)
-        if args.speed:
-            report['speed'] = [times(backbone, Path(folder), *size, args.rounds) for size in SIZES]
-        write(report, args.out)
+            seconds = time.process_time() - start
+            names = {'what': 'export', 'model': suffix, 'way': sizes}
+            run.add(exported.nodes, 'nodes of the graph', 'nodes', **names)
+            run.add(path.stat().st_size / 2**20, 'size of the file', 'MiB', **names)
+            run.add(max(exported.errors.values()), 'difference from the backbone', 'of the largest value', **names)
+            run.add(seconds, 'processor time', 's', **names)
+        for height, width in SIZES if args.speed else ():
+            add_times(backbone, Path(folder), height, width, args)
 
 
-def write(report: dict[str, Any], out: Path) -> None:
-    out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
-    out.with_suffix('.md').write_text(tables(report))
-
-
-def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds: int) -> dict[str, Any]:
-    """Return the median time of one image in ms, by implementation and number of threads."""
+def add_times(backbone: SwinBackbone, folder: Path, height: int, width: int, args: argparse.Namespace) -> None:
+    """Add the time of one image, for each implementation and number of threads."""
     free, fixed = folder / 'free.onnx', folder / 'fixed.onnx'
     export_model(backbone, free)
     export_model(backbone, fixed, dynamic=False, size=(height, width))
     img = torch.randn(1, 3, height, width)
-    result: dict[str, Any] = {'size': [height, width]}
     for threads in THREADS:
         torch.set_num_threads(threads)
         ways: dict[str, Callable[[], Any]] = {'eager': partial(torch.no_grad()(backbone), img)}
         for file, path in (('any size', free), ('fixed', fixed)):
             for name, session in (('ONNX Runtime', OnnxRuntime), ('OpenVINO', OpenVino)):
                 ways[f'{name}, {file}'] = partial(session(path, threads).run, {'img': img.numpy()})
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for name, way in [*ways.items()] * (rounds + 2):
-            start = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - start)
-        for name, values in seconds.items():  # the first two rounds are warm-ups
-            result.setdefault(name, {})[str(threads)] = 1e3 * statistics.median(values[2:])
-    return result
-
-
-def tables(report: dict[str, Any]) -> str:
-    lines = [
-        '# Exported files',
-        '',
-        f'Written by `benchmarks/exports.py`: {report["arch"]}, random weights, torch {report["torch"]}. The error is',
-        'the largest of any output, relative to its largest value, at sizes or batches other than in the trace.',
-        "TorchScript's nodes include one for every constant.",
-        '',
-        '| file | takes | nodes | MiB | error | CPU seconds to export and check |',
-        '| --- | --- | --- | --- | --- | --- |',
-    ]
-    lines += [
-        f'| `{file["suffix"]}` | {file["sizes"]} | {file["nodes"]:,} | {file["bytes"] / 2**20:.0f} '
-        f'| {file["worst_error"]:.0e} | {file["cpu_seconds"]:.0f} |'
-        for file in report['files']
-    ]
-    if not report['speed']:
-        return '\n'.join([*lines, '', 'Speed: not measured yet.', ''])
-    names = [name for name in report['speed'][0] if name != 'size']
-    lines += ['', 'Milliseconds per image.', '', '| image | threads | ' + ' | '.join(names) + ' |']
-    lines.append('| --- ' * (2 + len(names)) + '|')
-    for row in report['speed']:
-        for threads in map(str, THREADS):
-            cells = ' | '.join(f'{row[name][threads]:.0f}' for name in names)
-            lines.append(f'| {row["size"][0]} x {row["size"][1]} | {threads} | {cells} |')
-    return '\n'.join([*lines, ''])
+        run = Run(args.json, arch=args.arch, threads=threads)
+        timed = {name: partial(seconds_of, way) for name, way in ways.items()}
+        for name, times in in_turns(timed, args.rounds, warm_up=2).items():
+            names = {'what': 'inference', 'model': 'auto', 'size': f'1 x {height} x {width}', 'way': name}
+            run.add([1e3 * wall for _, wall in times], 'time', 'ms', **names)
 
 
 if __name__ == '__main__':

@@ -13,10 +13,8 @@ models and processors in the report stay. With a folder, files are exported once
 
 import argparse
 import copy
+import functools
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_host import held_mib, processor
+from bench_host import held_mib
+from harness import answer_of, in_turns, seconds_of
+from measurements import Run
 from PIL import Image
 
 MODELS = {
@@ -50,50 +50,44 @@ def main() -> None:
     parser.add_argument('--ways', nargs='+', default=list(WAYS), choices=WAYS)
     parser.add_argument('--folder', type=Path, help='keep the exported files here, and do not export them again')
     parser.add_argument('--only-export', action='store_true', help='measure no times of images')
-    parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)  # way, folder, threads, rounds
+    parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)  # model or way, folder, threads, rounds
     args = parser.parse_args()
     if args.worker:
         way, folder, threads, rounds = args.worker
-        if way in MODELS:
-            prepare(way, Path(folder))
-        else:
-            print(json.dumps(measured(way, Path(folder), int(threads), int(rounds))))
+        figures = (
+            prepare(way, Path(folder)) if way in MODELS else measured(way, Path(folder), int(threads), int(rounds))
+        )
+        print(json.dumps(figures))
         return
     for name in args.models:
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.folder / name if args.folder else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            exported = folder / 'exported.json'
-            if not exported.exists():
-                in_worker(args.out, name, folder)
-            same = {'model': name, 'processor': processor()}
-            add_row(args.out, 'exports', same, json.loads(exported.read_text()))
+            names = {'model': name, 'size': ' x '.join(map(str, MODELS[name][1]))}
+            if not (folder / 'int8.onnx').exists():
+                run = Run(args.out)
+                for way, size, value, quantity, unit in worker(args.out, name, folder):
+                    of_file = {'what': 'export', 'way': way, **names}
+                    run.add(value, quantity, unit, **(of_file | ({'size': size} if size else {})))
             for threads in [] if args.only_export else args.threads:
+                run = Run(args.out, threads=threads)
                 for way in args.ways:
-                    found = json.loads(in_worker(args.out, way, folder, threads, args.rounds))
-                    add_row(args.out, 'rows', {**same, 'threads': threads}, {'rounds': args.rounds, way: found})
+                    found = worker(args.out, way, folder, threads, args.rounds)
+                    run.add(found['ms'], 'time', 'ms', what='inference', way=way, **names)
+                    run.add(found['mib'], 'peak memory', 'MiB', what='inference', way=way, **names)
 
 
-def in_worker(out: Path, what: str, folder: Path, threads: int = 0, rounds: int = 0) -> str:
+def worker(out: Path, what: str, folder: Path, threads: int = 0, rounds: int = 0) -> Any:
     """Export a model, or measure a way to run it, in a process of its own, for the peak of its memory."""
-    command = [sys.executable, __file__, '--out', str(out), '--worker', what, str(folder), str(threads), str(rounds)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.rstrip().rpartition('\n')[2]
+    return answer_of(__file__, '--out', out, '--worker', what, folder, threads, rounds)
 
 
-def add_row(out: Path, table: str, same: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Add figures to the row of a model, a processor and a number of threads in a table of the report."""
-    report: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {'exports': [], 'rows': []}
-    row = next((row for row in report[table] if same.items() <= row.items()), None)
-    if row is None:
-        row = {**same, 'size': MODELS[same['model']][1]}
-        report[table].append(row)
-    row.update(figures)
-    out.write_text(json.dumps(report, indent=1) + '\n')
+def prepare(name: str, folder: Path) -> list[tuple[str, str, float, str, str]]:
+    """Write the config, the weights, the image and the exported files to a folder.
 
-
-def prepare(name: str, folder: Path) -> None:
-    """Write the config, the weights, the image and the exported file to a folder, and exported.json with figures."""
+    Returns:
+        Measurements of the export: way, size if it is not the model's, value, quantity and unit.
+    """
     import torch
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
@@ -129,17 +123,21 @@ def prepare(name: str, folder: Path) -> None:
     paths = [str(folder / file) for file in ('config.py', 'weights.pth', 'model.onnx')]
     start = time.perf_counter()
     result = export_whole(*paths, image=str(picture))
-    figures = {
-        'nodes': result.nodes,
-        'export_s': time.perf_counter() - start,
-        'export_mib': held_mib('VmHWM'),
-        'file_mib': result.path.stat().st_size / 2**20,
-        'errors': {'x'.join(map(str, shape)): error for shape, error in result.errors.items()},
-    }
+    seconds, peak = time.perf_counter() - start, held_mib('VmHWM')
     int8 = result.path.with_name('int8.onnx')
     quantize_dynamic(result.path, int8, op_types_to_quantize=['MatMul', 'Gemm'])
-    figures['int8_mib'] = int8.stat().st_size / 2**20
-    (folder / 'exported.json').write_text(json.dumps(figures))
+    way, size_name, unit = 'ONNX Runtime', 'size of the file', 'of the largest value'
+    return [
+        (way, '', result.nodes, 'nodes of the graph', 'nodes'),
+        (way, '', seconds, 'time', 's'),
+        (way, '', peak, 'peak memory', 'MiB'),
+        (way, '', result.path.stat().st_size / 2**20, size_name, 'MiB'),
+        (f'{way} int8', '', int8.stat().st_size / 2**20, size_name, 'MiB'),
+        *(
+            (way, ' x '.join(map(str, shape)), error, 'difference from the framework', unit)
+            for shape, error in result.errors.items()
+        ),
+    ]
 
 
 def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
@@ -156,17 +154,12 @@ def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
     config.model.test_cfg.rcnn.score_thr = scores.topk(CANDIDATES).values[-1].item()
 
 
-def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, float]:
-    """Return the time of one image in ms and the memory in MiB of one implementation."""
+def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Return the times of one image in ms and the memory in MiB of one implementation."""
     run = prepared(way, folder, threads)
     before = held_mib()
-    seconds = []
-    predict = run()
-    for _ in range(rounds + 2):
-        start = time.perf_counter()
-        predict()
-        seconds.append(time.perf_counter() - start)
-    return {'ms': 1e3 * statistics.median(seconds[2:]), 'mib': held_mib('VmHWM') - before}
+    times = in_turns({way: functools.partial(seconds_of, run())}, rounds, warm_up=2)[way]
+    return {'ms': [1e3 * wall for _, wall in times], 'mib': held_mib('VmHWM') - before}
 
 
 def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], Any]]:

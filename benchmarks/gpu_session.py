@@ -8,14 +8,14 @@
 Part 1 measures what docs/speed.md shows: whole models beside other libraries. Part 2 answers what is open: training
 steps of whole detectors and segmentors, larger models, more images, the norm, use_graphs, torch.compile.
 
-Each step runs in a process of its own with a time limit, and writes a row as soon as it is measured: a step that fails,
-breaks the GPU's context or is cut loses its next row only. While a step runs, its rows are in NAME.STEP.json. The
-models of a table run in one process and take turns in a random order.
+Each step is a run in the file and has a process of its own with a time limit. It writes a row as soon as it is
+measured: a step that fails, breaks the GPU's context or is cut loses its next row only. The models of a table run in
+one process and take turns in a random order.
 
-``host_ms`` is the time until a call returns, ``wall_ms`` until the GPU has finished, both medians; ``loop_ms`` is the
-time of a pass among others without a wait between them; ``device_ms`` is the sum of all kernels, ``launches`` their
-number. ``error`` is the largest absolute difference from plain operations in float64, relative to the largest value.
-``absent`` names models that cannot be imported here.
+Host time is the time until a call returns, wall time until the GPU has finished, both medians; the time in a loop is
+that of a pass among others without a wait between them; GPU time is the sum of all kernels, launches are their number.
+Errors are the largest absolute difference from plain operations in float64, relative to the largest value. ``absent``
+names models that cannot be imported here, ``failed`` what ended with an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import os
-import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -40,18 +37,16 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from bench_limits import _bandwidth, _peak, peak_mib
 from bench_models import build_ours, build_peer
+from harness import in_turns, kernels_of, largest_error, median_ms, peak_mib, seconds_of
+from measurements import Run, runs_in, write
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-import swin_dense
 from swin_dense import SwinBackbone, use_graphs
 from swin_dense.models.layers import build_norm
 from swin_dense.ops import norm as norm_operation
 from swin_dense.ops import window_attention
 from swin_dense.ops.windows import WindowSpec
-from swin_dense.utils.atomic import write_json
 
 # Seconds that each step may take, in the order of their value. The last step of a part has what is left.
 PARTS = {
@@ -64,6 +59,7 @@ LEAST = 15  # a step is not begun with fewer seconds left
 OURS = ('auto', 'sdpa')
 PEERS = ('mmdet', 'timm', 'torchvision')
 SIZE = (800, 1344)
+CROP = (512, 512)
 ROUNDS = 15
 LOOP = 5  # passes
 REHEARSAL = 20  # times as long, on a CPU that others use too
@@ -89,40 +85,65 @@ CASES = [
 ]
 UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
 TINY_CASE = Case(20, 30, 96, 3, 7, torch.float32)
+WHAT = {False: 'inference', True: 'training step'}
 
 
-class Report:
-    """The rows and notes of a step, written to a file whenever one is added.
+class Step:
+    """A step of a session, whose measurements are written to a file as soon as they are taken.
 
     Args:
         path: the file.
+        name: of the step.
         is_rehearsal: whether the step runs on a CPU.
-        is_cut: whether the process shall be killed after its first row.
+        is_cut: whether the process shall be killed after its first measurement.
     """
 
-    def __init__(self, path: Path, is_rehearsal: bool, is_cut: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: str, is_rehearsal: bool, is_cut: bool) -> None:
+        self.name = name
         self.is_rehearsal = is_rehearsal
         self.is_cut = is_cut
         self.device = 'cpu' if is_rehearsal else 'cuda'
-        self.content: dict[str, Any] = {'rows': []}
+        self.run = Run(path, self.device, step=name)
 
-    def note(self, **values: Any) -> None:
-        self.content.update(values)
-        write_json(self.path, self.content)
+    def note_one(self, remark: str, key: str, value: Any) -> None:
+        """Add a remark of several parts to the run."""
+        self.run.note(**{remark: {**self.run.content.get(remark, {}), key: value}})
 
     @contextlib.contextmanager
-    def row(self, **row: Any) -> Iterator[dict[str, Any]]:
-        """Add a row with what the block writes into it, or with its error."""
+    def measuring(self, **names: str) -> Iterator[Callable[..., None]]:
+        """Yield a function that adds a measurement of these names, or note the error of the block."""
+        names = {'way': self.name, **names}
         try:
-            yield row
+            yield functools.partial(self.run.add, **names)
         except Exception as error:
-            row['failed'] = f'{type(error).__name__}: {str(error)[:300]}'
-        self.content['rows'].append(row)
-        print('  ', row, flush=True)
-        self.note()
-        if self.is_cut:
+            self.note_one('failed', ', '.join(names.values()), f'{type(error).__name__}: {str(error)[:300]}')
+        print('  ', *names.values(), flush=True)
+        if self.is_cut and self.run.content['rows']:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def add_kernels(self, add: Callable[..., None], function: Callable[[], object]) -> None:
+        """Add the time and number of the kernels of a call; a CPU has none."""
+        if not self.is_rehearsal:
+            milliseconds, launches = kernels_of(function, self.device)
+            add(milliseconds, 'GPU time', 'ms')
+            add(launches, 'launches', 'kernels')
+
+    def add_passes(self, runs: dict[str, Callable[[], object]], **names: str) -> None:
+        """Add the times of functions that take turns; their names replace the braces in ``names``.
+
+        Each turn begins with a pass that is not timed, because a model in use runs after itself, not after another one.
+        """
+
+        def turn(run: Callable[[], object]) -> tuple[float, float]:
+            run()
+            return seconds_of(run, self.device)
+
+        timed = {name: functools.partial(turn, run) for name, run in runs.items()}
+        for name, pairs in in_turns(timed, 2 if self.is_rehearsal else ROUNDS).items():
+            with self.measuring(**{key: value.format(name) for key, value in names.items()}) as add:
+                for quantity, seconds in zip(('host time', 'wall time'), zip(*pairs, strict=True), strict=True):
+                    add([1e3 * one for one in seconds], quantity, 'ms')
+                self.add_kernels(add, runs[name])
 
 
 def main() -> None:
@@ -131,14 +152,14 @@ def main() -> None:
     parser.add_argument('--part', type=int, choices=PARTS, help='1 or 2; both if neither a part nor steps are given')
     parser.add_argument('--steps', nargs='+', choices=STEPS, metavar='STEP', help=' '.join(STEPS))
     parser.add_argument('--rehearse', action='store_true', help='run on a CPU, with tiny inputs')
-    parser.add_argument('--cut', action='store_true', help='in a rehearsal, kill each step after its first row')
+    parser.add_argument('--cut', action='store_true', help='in a rehearsal, kill each step after its first measurement')
     parser.add_argument('--step', choices=STEPS, help=argparse.SUPPRESS)  # in a process of its own
     args = parser.parse_args()
     options = [f'--{name}' for name in ('rehearse', 'cut') if getattr(args, name)]
     if args.step:
-        report = Report(args.json, args.rehearse, args.cut)
-        report.note()
-        globals()[f'step_{args.step}'](report)
+        step = Step(args.json, args.step, args.rehearse, args.cut)
+        step.run.note(cores=os.cpu_count())
+        globals()[f'step_{args.step}'](step)
     elif args.steps:
         run_steps(args.json, args.steps, options)
     else:
@@ -148,38 +169,23 @@ def main() -> None:
 
 
 def run_steps(path: Path, steps: Sequence[str], options: Sequence[str]) -> None:
-    """Run steps one after the other, and write what is known after each."""
+    """Run steps one after the other into a new file."""
     factor = REHEARSAL if '--rehearse' in options else 1
     end = time.monotonic() + factor * TOTAL
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step too
-    report: dict[str, Any] = {'command': ' '.join(sys.argv), 'machine': describe_machine(), 'steps': {}}
+    path.unlink(missing_ok=True)
     for name in steps:
         left = end - time.monotonic()
         if left < LEAST:
-            report['steps'][name] = {'status': 'no time left'}
+            print(f'== {name}: no time left', flush=True)
         else:
-            report['steps'][name] = run_step(path, name, min(factor * STEPS[name], left), options)
-        write_json(path, report)
+            run_step(path, name, min(factor * STEPS[name], left), options)
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return the versions and the device, as tables of the pages name them."""
-    found: dict[str, Any] = {'release': swin_dense.__version__, 'torch': torch.__version__, 'cores': os.cpu_count()}
-    found['date'] = time.strftime('%Y-%m-%d')
-    with contextlib.suppress(ImportError):
-        import triton
-
-        found['triton'] = triton.__version__
-    if torch.cuda.is_available():
-        found['device'] = torch.cuda.get_device_name()
-    return found
-
-
-def run_step(path: Path, name: str, limit: float, options: Sequence[str]) -> dict[str, Any]:
-    """Run a step in a process of its own; return its rows, its status and the seconds that it took."""
-    rows = path.with_name(f'{path.stem}.{name}.json')
-    rows.unlink(missing_ok=True)
-    command = [sys.executable, '-W', 'ignore', __file__, '--step', name, '--json', str(rows), *options]
+def run_step(path: Path, name: str, limit: float, options: Sequence[str]) -> str:
+    """Run a step in a process of its own; add to its run how it ended and the seconds that it took."""
+    known = len(runs_in(path))
+    command = [sys.executable, '-W', 'ignore', __file__, '--step', name, '--json', str(path), *options]
     start = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -191,83 +197,94 @@ def run_step(path: Path, name: str, limit: float, options: Sequence[str]) -> dic
         with contextlib.suppress(ProcessLookupError):  # also the programs that the step has started
             os.killpg(process.pid, signal.SIGKILL)
     seconds = round(time.monotonic() - start, 1)
-    found = {'status': status, 'seconds': seconds, 'stderr': errors.splitlines()[-6:] if status != 'done' else []}
-    if rows.exists():
-        found.update(json.loads(rows.read_text()))
-        rows.unlink()
-    print(f'== {name}: {status}, {seconds} s', *found['stderr'], sep='\n   ', flush=True)
-    return found
+    last_words = errors.splitlines()[-6:] if status != 'done' else []
+    runs = runs_in(path)
+    if len(runs) > known:
+        rows = runs[-1].pop('rows')
+        runs[-1] |= {'status': status, 'seconds': seconds, 'stderr': last_words, 'rows': rows}
+        write(runs, path)
+    print(f'== {name}: {status}, {seconds} s', *last_words, sep='\n   ', flush=True)
+    return status
 
 
 # Steps
 
 
-def step_machine(report: Report) -> None:
-    report.note(compiler=shutil.which('cc'))
-    if not report.is_rehearsal:
-        report.note(capability=torch.cuda.get_device_capability())
-        report.note(gb_per_s=_bandwidth('cuda') / 1e9, tflops_bfloat16=_peak(torch.bfloat16, 'cuda') / 1e12)
-    x = torch.zeros(1, device=report.device)
+def step_machine(step: Step) -> None:
+    step.run.note(compiler=shutil.which('cc'))
+    if not step.is_rehearsal:
+        source = torch.ones(2**28, device='cuda')
+        target = torch.empty_like(source)
+        a, b = torch.randn(2, 8192, 8192, device='cuda', dtype=torch.bfloat16)
+        copied, product = (median_ms(run, 'cuda')[1] for run in (lambda: target.copy_(source), lambda: a @ b))
+        step.run.note(capability=torch.cuda.get_device_capability())
+        step.run.note(gb_per_s=2 * source.nbytes / copied / 1e6, tflops_bfloat16=2 * 8192**3 / product / 1e9)
+    x = torch.zeros(1, device=step.device)
 
     def launch_a_thousand() -> None:
         for _ in range(1000):
             x.add_(1)
 
-    launch_a_thousand()
-    with report.row(what='x.add_(1)') as row:
-        row['host_us'], row['wall_us'] = (1e3 * seconds for seconds in seconds_of(launch_a_thousand, report.device))
+    with step.measuring(what='x.add_(1)', model='', size='1') as add:
+        for quantity, milliseconds in zip(
+            ('host time', 'wall time'), median_ms(launch_a_thousand, step.device), strict=True
+        ):
+            add(milliseconds, quantity, 'us')  # of one of a thousand
 
 
-def step_kernel(report: Report) -> None:
+def step_kernel(step: Step) -> None:
     """Compare the kernel and torch's attention with float64, and time them."""
-    for case in [TINY_CASE] if report.is_rehearsal else CASES:
-        exact = results(case, 'reference', torch.float64, report.device)
-        for backend in ('sdpa', 'reference') if report.is_rehearsal else ('triton', 'sdpa', 'reference'):
-            shape = case._replace(dtype=str(case.dtype).removeprefix('torch.'))._asdict()  # type: ignore[arg-type]
-            with report.row(**shape, backend=backend) as row:
-                row['errors'] = errors(results(case, backend, case.dtype, report.device), exact)
-                inputs = make_inputs(case, case.dtype, report.device)
-                infer = torch.no_grad()(functools.partial(attend, case, inputs, backend))
-                train = functools.partial(gradients, case, inputs, backend)
-                row['inference_ms'], row['inference_launches'] = device_time(infer, report.device)
-                row['training_ms'], row['training_launches'] = device_time(train, report.device)
-                row['inference_host_us'] = 1e6 * statistics.median(
-                    seconds_of(infer, report.device)[0] for _ in range(9)
-                )
-                row['training_mib'] = memory_of(train, report)
+    for case in [TINY_CASE] if step.is_rehearsal else CASES:
+        exact = results(case, 'reference', torch.float64, step.device)
+        size = f'{case.height} x {case.width}, {case.channels} channels, {case.window}'
+        for backend in ('sdpa', 'reference') if step.is_rehearsal else ('triton', 'sdpa', 'reference'):
+            names = {'model': backend, 'size': size, 'way': str(case.dtype).removeprefix('torch.')}
+            inputs = make_inputs(case, case.dtype, step.device)
+            infer = torch.no_grad()(functools.partial(attend, case, inputs, backend))
+            train = functools.partial(gradients, case, inputs, backend)
+            with step.measuring(what='attention: inference', **names) as add:
+                step.add_kernels(add, infer)
+                add(1e3 * median_ms(infer, step.device)[0], 'host time', 'us')
+            with step.measuring(what='attention: training step', **names) as add:
+                found = results(case, backend, case.dtype, step.device)
+                for name, truth in exact.items():
+                    add(largest_error(found[name], truth), f'error of {name}', 'of the largest value')
+                step.add_kernels(add, train)
+                add(peak_mib(train, step.device), 'peak memory', 'MiB')
 
 
-def step_eager(report: Report) -> None:
+def step_eager(step: Step) -> None:
     """Time whole models: inference and training by autocast, and inference in bfloat16."""
-    compare(report, SIZE, 2, is_training=False, is_pure=False)
-    compare(report, SIZE, 2, is_training=True, is_pure=False)
-    compare(report, SIZE, 2, is_training=False, is_pure=True)
+    compare(step, SIZE, 2, is_training=False)
+    compare(step, SIZE, 2, is_training=True)
+    compare(step, SIZE, 2, is_training=False, is_pure=True)
 
 
-def step_sizes(report: Report) -> None:
-    for size, batch in (((224, 224), 1), ((224, 224), 32), ((512, 512), 1), (SIZE, 8)):
-        compare(report, size, batch, is_training=False, is_pure=False)
+def step_sizes(step: Step) -> None:
+    for size, batch in (((224, 224), 1), ((224, 224), 32), (CROP, 1), (SIZE, 8)):
+        compare(step, size, batch, is_training=False)
 
 
-def step_graphs(report: Report) -> None:
+def step_graphs(step: Step) -> None:
     """Time replays of captured graphs, which launch nothing from the host."""
     for size, batch in ((SIZE, 2), (SIZE, 1), ((224, 224), 1)):
-        img = image(report, size, batch)
-        for name, model in build_models(report, img, is_training=False, is_pure=False).items():
-            with report.row(model=name, size=size, batch=batch) as row:
-                run = pass_of(model, img, is_training=False, is_pure=False, caches_casts=False)
-                replay, outs = captured(run, report)
+        img = image(step, size, batch)
+        for name, model in build_models(step, img, is_training=False).items():
+            with step.measuring(what='inference', model=name, size=size_of(batch, size)) as add:
+                run = pass_of(model, img, is_training=False, caches_casts=False)
+                replay, outs = captured(run, step)
                 replay()
                 replayed = [out.clone() for out in outs]
-                row['same_bits'] = all(torch.equal(a, b) for a, b in zip(replayed, run(), strict=True))
-                row['wall_ms'] = 1e3 * statistics.median(seconds_of(replay, report.device)[1] for _ in range(ROUNDS))
+                same_bits = all(torch.equal(a, b) for a, b in zip(replayed, run(), strict=True))
+                add(int(same_bits), 'equality with eager outputs', '1 if equal')
+                add(median_ms(replay, step.device, ROUNDS)[1], 'wall time', 'ms')
 
 
-def step_tests(report: Report) -> None:
+def step_tests(step: Step) -> None:
     """Run the tests marked gpu, without those that compile models for minutes."""
     command = [sys.executable, '-m', 'pytest', '-m', 'gpu', '-v', '--tb=line', '-p', 'no:cacheprovider']
     command += ['tests/ops', 'tests/models', '-k', 'not compile', '--maxfail', '20']
-    if report.is_rehearsal:
+    if step.is_rehearsal:
         command.append('--collect-only')
     passed, lines = 0, []
     root = Path(__file__).parent.parent
@@ -275,76 +292,73 @@ def step_tests(report: Report) -> None:
         for line in process.stdout or ():
             lines = [*lines[-24:], line.rstrip()]
             passed += ' PASSED' in line
-            report.note(passed=passed, last_lines=lines)
+            step.run.note(passed=passed, last_lines=lines)
             if ' FAILED' in line or ' ERROR' in line:
-                with report.row(test=line.split(' ')[0]):
-                    pass
+                step.note_one('failed', line.split(' ')[0], 'failed')
 
 
-def step_memory(report: Report) -> None:
-    img = image(report, SIZE, 2)
+def step_memory(step: Step) -> None:
+    img = image(step, SIZE, 2)
     for is_training in (False, True):
-        for name, model in build_models(report, img, is_training, is_pure=False).items():
-            with report.row(model=name, training=is_training) as row:
-                run = pass_of(model, img, is_training, is_pure=False)
+        for name, model in build_models(step, img, is_training).items():
+            with step.measuring(what=WHAT[is_training], model=name, size=size_of(2, SIZE)) as add:
+                run = pass_of(model, img, is_training)
                 run()
                 model.zero_grad(set_to_none=True)
-                row['peak_mib'] = memory_of(run, report)
+                add(peak_mib(run, step.device), 'peak memory', 'MiB')
 
 
 # Steps of part 2
 
 
-def step_large(report: Report) -> None:
+def step_large(step: Step) -> None:
     """Time Swin-B, whose kernels take longer than the host needs to launch them."""
     for is_training in (False, True):
-        compare(report, SIZE, 4, is_training, is_pure=False, arch='swin_b')
+        compare(step, SIZE, 4, is_training, arch='swin_b')
 
 
-def step_crops(report: Report) -> None:
+def step_crops(step: Step) -> None:
     """Time the crops of a batch of mmsegmentation on one GPU."""
     for is_training in (False, True):
-        compare(report, (512, 512), 16, is_training, is_pure=False)
+        compare(step, CROP, 16, is_training)
 
 
-def step_whole(report: Report) -> None:
+def step_whole(step: Step) -> None:
     """Time training steps of Mask R-CNN and UPerNet, with mmdet's or mmseg's Swin and with ours."""
-    for framework in ('mmdet', 'mmseg'):
+    for framework, model in (('mmdet', 'Mask R-CNN'), ('mmseg', 'UPerNet')):
+        names = {'what': 'training step', 'model': '{}', 'size': f'2 images of {framework}', 'way': model}
         runs = {}
         for backbone in ('SwinTransformer', 'SwinDense', 'SwinDense with use_graphs'):
-            try:
-                run = training_step_of(framework, backbone, report)
-                for _ in range(1 if report.is_rehearsal else 5):
-                    run()
+            with step.measuring(**{**names, 'model': backbone}):
+                run = training_step_of(framework, backbone, step)
+                repeat(run, 1 if step.is_rehearsal else 5)
                 runs[backbone] = run
-            except Exception as error:
-                with report.row(framework=framework, backbone=backbone):
-                    raise error
-        for backbone, times in median_times(runs, report).items():
-            with report.row(framework=framework, backbone=backbone, **times) as row:
-                row['device_ms'], row['launches'] = device_time(runs[backbone], report.device)
+        step.add_passes(runs, **names)
 
 
-def step_norm(report: Report) -> None:
+def step_norm(step: Step) -> None:
     """Compare the kernel of LayerNorm and torch's with float64 on the maps of a Swin-T, and time them, by size."""
     norm_operation.LEAST_IN_TRAINING = 0
     maps = [(134_400, 96), (33_600, 192), (33_600, 384), (8_400, 384), (2_100, 768), (3_136, 96), (196, 384)]
-    maps = maps[-1:] if report.is_rehearsal else maps
+    maps = maps[-1:] if step.is_rehearsal else maps
+    parts = ('the output', 'the gradient of the input', 'the gradient of the weight', 'the gradient of the bias')
     for (tokens, channels), dtype in itertools.product(maps, (torch.float32, torch.bfloat16)):
-        x = torch.randn(tokens, channels, device=report.device, dtype=dtype, requires_grad=True)
-        grad = torch.randn(tokens, channels, device=report.device)
-        exact = normed(nn.LayerNorm(channels, device=report.device).double(), x.detach().double(), grad.double())
-        norms = {'ours': build_norm({'type': 'LN'}, channels, feeds_linear=True).to(report.device)}
-        norms['torch'] = nn.LayerNorm(channels, device=report.device)
+        x = torch.randn(tokens, channels, device=step.device, dtype=dtype, requires_grad=True)
+        grad = torch.randn(tokens, channels, device=step.device)
+        exact = normed(nn.LayerNorm(channels, device=step.device).double(), x.detach().double(), grad.double())
+        norms = {'ours': build_norm({'type': 'LN'}, channels, feeds_linear=True).to(step.device)}
+        norms['torch'] = nn.LayerNorm(channels, device=step.device)
         for name, norm in norms.items():
-            with report.row(tokens=tokens, channels=channels, dtype=str(dtype), norm=name) as row:
-                run = autocast(report, functools.partial(normed, norm, x, grad))
-                row['errors'] = [largest_error(a, b) for a, b in zip(run(), exact, strict=True)]
-                infer = autocast(report, torch.no_grad()(functools.partial(norm, x)))
-                for what, function in (('inference', infer), ('training', run)):
-                    row[f'{what}_ms'], row[f'{what}_launches'] = device_time(function, report.device)
-                    host = statistics.median(seconds_of(function, report.device)[0] for _ in range(ROUNDS))
-                    row[f'{what}_host_us'] = 1e6 * host
+            names = {'model': name, 'size': f'{tokens} x {channels}', 'way': str(dtype).removeprefix('torch.')}
+            run = autocast(step, functools.partial(normed, norm, x, grad))
+            infer = autocast(step, torch.no_grad()(functools.partial(norm, x)))
+            for what, function in (('norm: inference', infer), ('norm: training step', run)):
+                with step.measuring(what=what, **names) as add:
+                    if function is run:
+                        for part, found, truth in zip(parts, run(), exact, strict=True):
+                            add(largest_error(found, truth), f'error of {part}', 'of the largest value')
+                    step.add_kernels(add, function)
+                    add(1e3 * median_ms(function, step.device, ROUNDS)[0], 'host time', 'us')
 
 
 def normed(norm: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -354,40 +368,42 @@ def normed(norm: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     return out.detach(), *torch.autograd.grad(out, [x, *norm.parameters()], grad.to(out.dtype))
 
 
-def autocast(report: Report, function: Callable[[], Any]) -> Callable[[], Any]:
-    return torch.autocast(report.device, torch.bfloat16)(function)
+def autocast(step: Step, function: Callable[[], Any]) -> Callable[[], Any]:
+    return torch.autocast(step.device, torch.bfloat16)(function)
 
 
-def step_use_graphs(report: Report) -> None:
+def step_use_graphs(step: Step) -> None:
     """Time use_graphs and make_graphed_callables beside eager passes, and compare gradients."""
-    for size, is_training in ((SIZE, True), ((512, 512), True), (SIZE, False)):
-        img = image(report, size, 2)
+    for size, is_training in ((SIZE, True), (CROP, True), (SIZE, False)):
+        img = image(step, size, 2)
+        names = {'what': WHAT[is_training], 'model': 'auto', 'size': size_of(2, size)}
         runs = {}
-        for name in ('eager', 'use_graphs', 'make_graphed_callables'):
-            if name == 'make_graphed_callables' and (report.is_rehearsal or not is_training):
+        for way in ('eager, later', 'use_graphs', 'make_graphed_callables'):
+            if way == 'make_graphed_callables' and (step.is_rehearsal or not is_training):
                 continue
-            with report.row(model=name, size=size, training=is_training, what='first passes') as row:
-                (model,) = build_models(report, img, is_training, is_pure=False, names=['auto']).values()
-                if name == 'use_graphs':
+            with step.measuring(**names, way=way) as add:
+                (model,) = build_models(step, img, is_training, names=['auto']).values()
+                if way == 'use_graphs':
                     use_graphs(model)
-                if name == 'make_graphed_callables':
+                if way == 'make_graphed_callables':
                     with torch.autocast('cuda', torch.bfloat16, cache_enabled=False):
                         torch.cuda.make_graphed_callables(model, (img.clone(),), allow_unused_input=True)
-                run = pass_of(model, img, is_training, is_pure=False, caches_casts=name == 'use_graphs')
-                row['seconds'] = seconds_of(lambda run=run: [run() for _ in range(5)], report.device)[1]
-                runs[name] = run
-        for name, times in median_times(runs, report).items():
-            with report.row(model=name, size=size, batch=2, training=is_training, **times) as row:
-                row['device_ms'], row['launches'] = device_time(runs[name], report.device)
+                run = pass_of(model, img, is_training, caches_casts=way == 'use_graphs')
+                seconds = seconds_of(functools.partial(repeat, run, LOOP), step.device)[1]
+                add(seconds, 'time of the first passes', 's')
+                runs[way] = run
+        step.add_passes(runs, **names, way='{}')
+        for way, run in runs.items():
+            with step.measuring(**names, way=way) as add:
                 # As in a training loop, where the host prepares the next pass while the GPU computes
-                loop = functools.partial(repeat, runs[name], LOOP)
-                row['loop_ms'] = min(1e3 * seconds_of(loop, report.device)[1] for _ in range(3)) / LOOP
+                loop = functools.partial(repeat, run, LOOP)
+                add(min(1e3 * seconds_of(loop, step.device)[1] for _ in range(3)) / LOOP, 'time in a loop', 'ms')
     # By default, eager passes compute small norms with torch's operator, and graphs with the kernel.
     for least in (norm_operation.LEAST_IN_TRAINING, 0):
         norm_operation.LEAST_IN_TRAINING = least
-        what = 'gradients of replays and of eager passes, largest difference'
-        with report.row(what=what, least_norm_by_kernel=least) as row:
-            row['difference'] = difference_by_graphs(report)
+        names = {'what': 'training step', 'model': 'auto', 'size': size_of(2, CROP)}
+        with step.measuring(**names, way=f'use_graphs, norms by the kernel from {least} numbers') as add:
+            add(difference_by_graphs(step), 'difference from eager gradients', 'of the largest value')
 
 
 def repeat(run: Callable[[], object], times: int) -> None:
@@ -395,17 +411,17 @@ def repeat(run: Callable[[], object], times: int) -> None:
         run()
 
 
-def difference_by_graphs(report: Report) -> float:
+def difference_by_graphs(step: Step) -> float:
     """Return the largest difference of gradients in training steps that accumulate gradients and change weights."""
-    plain = SwinBackbone('t', drop_path_rate=0.0).to(report.device)
+    plain = SwinBackbone('t', drop_path_rate=0.0).to(step.device)
     model = use_graphs(copy.deepcopy(plain))
     worst = 0.0
     for _ in range(8):
-        img = image(report, (512, 512), 2)
+        img = image(step, CROP, 2)
         for one in (plain, model):
             one.zero_grad(set_to_none=True)
             for part in (img, img.flip(-1)):
-                outs = autocast(report, functools.partial(one, part))()
+                outs = autocast(step, functools.partial(one, part))()
                 torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             worst = max(worst, largest_error(ours.grad, theirs.grad))
@@ -414,26 +430,25 @@ def difference_by_graphs(report: Report) -> float:
     return worst
 
 
-def step_compiled(report: Report) -> None:
+def step_compiled(step: Step) -> None:
     """Time compiled models; inference first."""
-    img = image(report, SIZE, 2)
+    img = image(step, SIZE, 2)
     for is_training in (False, True):
-        for name in ('auto',) if report.is_rehearsal else ('auto', 'timm', 'reference', 'torchvision'):
+        for name in ('auto',) if step.is_rehearsal else ('auto', 'timm', 'reference', 'torchvision'):
             torch._dynamo.reset()
-            with report.row(model=name, size=SIZE, batch=2, training=is_training) as row:
-                (model,) = build_models(report, img, is_training, is_pure=False, names=[name]).values()
-                backend = 'eager' if report.is_rehearsal else 'inductor'
-                run = pass_of(torch.compile(model, dynamic=False, backend=backend), img, is_training, is_pure=False)
-                row['compile_s'] = seconds_of(run, report.device)[1]
-                run()
-                row.update(median_times({name: run}, report)[name])
-                row['device_ms'], row['launches'] = device_time(run, report.device)
+            names = {'what': WHAT[is_training], 'model': name, 'size': size_of(2, SIZE)}
+            with step.measuring(**names) as add:
+                (model,) = build_models(step, img, is_training, names=[name]).values()
+                backend = 'eager' if step.is_rehearsal else 'inductor'
+                run = pass_of(torch.compile(model, dynamic=False, backend=backend), img, is_training)
+                add(seconds_of(run, step.device)[1], 'time to compile', 's')
+                step.add_passes({name: run}, **names)
 
 
 # Training steps of whole models
 
 
-def training_step_of(framework: str, backbone: str, report: Report) -> Callable[[], object]:
+def training_step_of(framework: str, backbone: str, step: Step) -> Callable[[], object]:
     """Return a function that runs a training step of a recipe on two images, with AdamW and autocast."""
     from mmengine.optim import AmpOptimWrapper, OptimWrapper
     from mmengine.registry import MODELS, init_default_scope
@@ -441,26 +456,26 @@ def training_step_of(framework: str, backbone: str, report: Report) -> Callable[
     from swin_dense.workbench.recipes.files import load_recipe
 
     recipe = {'mmdet': 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'mmseg': UPERNET}[framework]
-    if report.is_rehearsal:
+    if step.is_rehearsal:
         recipe = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}[framework]
     config = load_recipe(recipe)
     init_default_scope(framework)
     config.model.backbone.update(type=backbone.partition(' ')[0], init_cfg=None)
     torch.manual_seed(0)
-    model = MODELS.build(config.model).to(report.device).train()
+    model = MODELS.build(config.model).to(step.device).train()
     if 'use_graphs' in backbone:
         use_graphs(model.backbone)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     # mmengine's autocast needs a GPU.
-    kind: Any = OptimWrapper if report.is_rehearsal else functools.partial(AmpOptimWrapper, dtype='bfloat16')
+    kind: Any = OptimWrapper if step.is_rehearsal else functools.partial(AmpOptimWrapper, dtype='bfloat16')
     wrapper = kind(optimizer=optimizer)
-    samples = samples_of(framework, config, report)
+    samples = samples_of(framework, config, step)
     return lambda: model.train_step(samples, wrapper)
 
 
-def samples_of(framework: str, config: Any, report: Report) -> dict[str, Any]:
+def samples_of(framework: str, config: Any, step: Step) -> dict[str, Any]:
     """Return two images with five boxes and masks each, or with classes of pixels."""
-    side = (64, 96) if report.is_rehearsal else SIZE if framework == 'mmdet' else (512, 512)
+    side = (64, 96) if step.is_rehearsal else SIZE if framework == 'mmdet' else (512, 512)
     inputs = [torch.randint(256, (3, *side), dtype=torch.uint8) for _ in range(2)]
     meta = {'img_shape': side, 'ori_shape': side, 'pad_shape': side, 'batch_input_shape': side}
     samples: list[Any] = []
@@ -528,50 +543,45 @@ def results(case: Case, backend: str, dtype: torch.dtype, device: str) -> dict[s
     return dict(zip(names, gradients(case, make_inputs(case, dtype, device), backend), strict=True))
 
 
-def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """Return the largest error of each result, relative to its largest value."""
-    return {name: largest_error(found[name], truth) for name, truth in exact.items()}
-
-
 # Whole models
 
 
-def image(report: Report, size: tuple[int, int], batch: int) -> Tensor:
+def image(step: Step, size: tuple[int, int], batch: int) -> Tensor:
     """Return random images, in a rehearsal one tiny one."""
-    size, batch = ((64, 96), 1) if report.is_rehearsal else (size, batch)
-    return torch.randn(batch, 3, *size, device=report.device)
+    size, batch = ((64, 96), 1) if step.is_rehearsal else (size, batch)
+    return torch.randn(batch, 3, *size, device=step.device)
+
+
+def size_of(batch: int, size: tuple[int, int]) -> str:
+    return ' x '.join(map(str, (batch, *size)))
 
 
 def compare(
-    report: Report, size: tuple[int, int], batch: int, is_training: bool, is_pure: bool, arch: str = 'swin_t'
+    step: Step, size: tuple[int, int], batch: int, is_training: bool, is_pure: bool = False, arch: str = 'swin_t'
 ) -> None:
     """Time all models in turns."""
-    img = image(report, size, batch)
-    settings = {'arch': arch, 'size': size, 'batch': batch, 'training': is_training, 'pure_bfloat16': is_pure}
+    img = image(step, size, batch)
+    way = ', '.join([step.name, *(['bfloat16'] if is_pure else [])])
+    names = {'what': WHAT[is_training], 'model': '{}', 'size': size_of(batch, size), 'way': way}
     runs = {}
-    for name, model in build_models(report, img, is_training, is_pure, arch=arch).items():
-        run = pass_of(model, img, is_training, is_pure)
-        try:
+    for name, model in build_models(step, img, is_training, is_pure, arch=arch).items():
+        with step.measuring(**{**names, 'model': name}):
+            run = pass_of(model, img, is_training, is_pure)
             run()
             runs[name] = run
-        except Exception as error:
-            with report.row(model=name, **settings):
-                raise error
-    if not report.is_rehearsal:
+    step.run.note(arch=arch)
+    if not step.is_rehearsal:
         from swin_dense.ops.triton import choice
 
-        report.note(trials={str(kind(*settings)): reason for (kind, *settings), reason in choice.reasons.items()})
-    measured = median_times(runs, report)
-    for name, run in runs.items():
-        with report.row(model=name, **settings, **measured[name]) as row:
-            row['device_ms'], row['launches'] = device_time(run, report.device)
+        step.run.note(trials={str(kind(*values)): reason for (kind, *values), reason in choice.reasons.items()})
+    step.add_passes(runs, **names)
 
 
 def build_models(
-    report: Report,
+    step: Step,
     img: Tensor,
     is_training: bool,
-    is_pure: bool,
+    is_pure: bool = False,
     names: Sequence[str] = (*OURS, *PEERS),
     arch: str = 'swin_t',
 ) -> dict[str, nn.Module]:
@@ -583,11 +593,9 @@ def build_models(
             if name in PEERS:
                 model = build_peer(name, model, img.shape[2:])  # type: ignore[arg-type]
         except Exception as error:  # a package that is not installed, or is broken
-            report.note(
-                absent={**report.content.get('absent', {}), name: f'{type(error).__name__}: {str(error)[:200]}'}
-            )
+            step.note_one('absent', name, f'{type(error).__name__}: {str(error)[:200]}')
             continue
-        model = model.to(report.device, torch.bfloat16 if is_pure else torch.float32)
+        model = model.to(step.device, torch.bfloat16 if is_pure else torch.float32)
         model.train(is_training)  # mmdet's returns None
         built[name] = model
     return built
@@ -597,7 +605,7 @@ def pass_of(
     model: Any,
     img: Tensor,
     is_training: bool,
-    is_pure: bool,
+    is_pure: bool = False,
     caches_casts: bool = True,
 ) -> Callable[[], Sequence[Tensor]]:
     """Return a function that runs a pass, in training a forward and a backward pass."""
@@ -616,9 +624,9 @@ def pass_of(
     return run
 
 
-def captured(run: Callable[[], Sequence[Tensor]], report: Report) -> tuple[Callable[[], object], Sequence[Tensor]]:
+def captured(run: Callable[[], Sequence[Tensor]], step: Step) -> tuple[Callable[[], object], Sequence[Tensor]]:
     """Return a function that replays a graph of a pass, and the outputs that it writes; on a CPU, the pass itself."""
-    if report.is_rehearsal:
+    if step.is_rehearsal:
         return run, run()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -630,63 +638,6 @@ def captured(run: Callable[[], Sequence[Tensor]], report: Report) -> tuple[Calla
     with torch.cuda.graph(graph):
         outs = run()
     return graph.replay, outs
-
-
-# Times
-
-
-def memory_of(function: Callable[[], object], report: Report) -> float:
-    """Return the peak MiB of a call; 0 in a rehearsal, because torch counts the memory of a GPU alone."""
-    return 0.0 if report.is_rehearsal else peak_mib(function)
-
-
-def largest_error(found: Tensor, truth: Tensor) -> float:
-    """Return the largest absolute difference, relative to the largest value."""
-    return ((found.double() - truth.double()).abs().max() / truth.abs().max()).item()
-
-
-def median_times(runs: dict[str, Callable[[], object]], report: Report) -> dict[str, dict[str, float]]:
-    """Return medians of host and wall time in milliseconds; the models take turns in a random order.
-
-    Each turn begins with a pass that is not timed, because a model in use runs after itself, not after another one.
-    """
-    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for _ in range(2 if report.is_rehearsal else ROUNDS):
-        for name in random.sample(list(runs), len(runs)):
-            runs[name]()
-            measured[name].append(seconds_of(runs[name], report.device))
-    medians = {}
-    for name, pairs in measured.items():
-        host, wall = (1e3 * statistics.median(times) for times in zip(*pairs, strict=True))
-        medians[name] = {'host_ms': host, 'wall_ms': wall}
-    return medians
-
-
-def seconds_of(function: Callable[[], object], device: str) -> tuple[float, float]:
-    """Return the seconds until a call returns, and until the device has finished."""
-    if device == 'cuda':
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    host = time.perf_counter() - start
-    if device == 'cuda':
-        torch.cuda.synchronize()
-    return host, time.perf_counter() - start
-
-
-def device_time(function: Callable[[], object], device: str, rounds: int = 5) -> tuple[float, float]:
-    """Return the milliseconds of all kernels of a call, and their number; 0 on a CPU."""
-    function()
-    if device == 'cpu':
-        return 0.0, 0.0
-    function()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(rounds):
-            function()
-        torch.cuda.synchronize()
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(kernel.device_time for kernel in kernels) / rounds / 1e3, len(kernels) / rounds
 
 
 if __name__ == '__main__':

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
-import json
-import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,13 +28,13 @@ from unittest import mock
 
 import torch
 from bench_models import build_ours, build_peer
+from measurements import RESULTS, Run
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from swin_dense.ops.triton import attention, choice, gpu, norm
 from swin_dense.utils import private
 
-RESULTS = Path(__file__).resolve().parent / 'results' / 'host_cost.json'
 SIZE = (192, 320)
 # The backend of each row, whether tensors say that they are on a GPU, and whether its kernels have passed their trial.
 OURS = {
@@ -46,46 +44,30 @@ OURS = {
     'plain operations': ('reference', False, False),
 }
 PEERS = ('mmdet', 'timm', 'torchvision', 'transformers')
-VIEWS = {
-    *(
-        'alias',
-        'as_strided',
-        'chunk',
-        'detach',
-        'expand',
-        'expand_as',
-        'flatten',
-        'narrow',
-        'permute',
-        '_reshape_alias',
-    ),
-    *('reshape', 'select', 'slice', 'split', 'split_with_sizes', 'squeeze', 't', 'transpose', 'unbind', 'unflatten'),
-    *('unfold', '_unsafe_view', 'unsqueeze', 'view', 'view_as'),
-}
+VIEWS = re.compile(
+    'aten::(alias|as_strided|chunk|detach|expand|expand_as|flatten|narrow|permute|_reshape_alias|reshape|select|slice'
+    '|split|split_with_sizes|squeeze|t|transpose|unbind|unflatten|unfold|_unsafe_view|unsqueeze|view|view_as)'
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('models', nargs='+', choices=('ours', *PEERS))
-    parser.add_argument('--json', type=Path, default=RESULTS, help='rows of other models in it are kept')
+    parser.add_argument('--json', type=Path, default=RESULTS / 'host_cost.json', help='other models in it are kept')
     parser.add_argument('--functions', type=int, default=0, help='print so many functions of each pass, write nothing')
     args = parser.parse_args()
-    report: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {'rows': {}}
-    report['size'] = SIZE
+    run = Run(None if args.functions else args.json, packages=('torch', *PEERS))
+    run.content['machine'] = 'any: the numbers are counted'
     for name in args.models:
         for row in OURS if name == 'ours' else (name,):
             counted = count_ours(row) if name == 'ours' else count(build_peer(name, build_ours('t', 7, 'auto'), SIZE))
-            report['rows'][row] = {'versions': versions(), **{kind: found.row() for kind, found in counted.items()}}
-            for kind, found in counted.items():
-                print(row, kind, found.row(), sep=': ')
-                for function, calls in found.python.most_common(args.functions):
-                    print(f'{calls:7d} {function}')
-                for function, calls in found.c.most_common(args.functions):
-                    print(f'{calls:7d} {function} (C)')
-                for function, calls in found.aten.most_common(args.functions):
-                    print(f'{calls:7d} {function}')
-    if not args.functions:
-        args.json.write_text(json.dumps(report, indent=1) + '\n')
+            for what, found in counted.items():
+                print(row, what, found.row(), sep=': ')
+                for quantity, calls in found.row().items():
+                    run.add(calls, quantity, 'calls', what=what, model=row, size=' x '.join(map(str, (1, *SIZE))))
+                for kind, counts in (('', found.python), (' (C)', found.c), ('', found.aten)):
+                    for function, calls in counts.most_common(args.functions):
+                        print(f'{calls:7d} {function}{kind}')
 
 
 class Counts:
@@ -98,32 +80,23 @@ class Counts:
 
     def row(self) -> dict[str, int]:
         return {
-            'python_calls': self.python.total(),
-            'outside_of_modules': sum(n for name, n in self.python.items() if '/torch/nn/' not in name),
-            'c_calls': self.c.total(),
-            'aten_events': self.aten.total(),
-            'views': sum(n for name, n in self.aten.items() if name.removeprefix('aten::') in VIEWS),
+            'Python calls': self.python.total(),
+            'Python calls outside of torch.nn': sum(n for name, n in self.python.items() if '/torch/nn/' not in name),
+            'C calls': self.c.total(),
+            'torch operations': self.aten.total(),
+            'views': sum(n for name, n in self.aten.items() if VIEWS.fullmatch(name)),
         }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, torch and the peers that are installed here."""
-    found = {'python': platform.python_version()}
-    for package in ('torch', *PEERS):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def count_ours(row: str) -> dict[str, Counts]:
-    """Return the counts of a row of ``OURS``, by 'inference' and 'training'."""
+    """Return the counts of a row of ``OURS``, by 'inference' and 'training step'."""
     backend, is_on_gpu, has_kernels = OURS[row]
     with as_on_a_gpu(has_kernels) if is_on_gpu else contextlib.nullcontext():
         return count(build_ours('t', 7, backend))
 
 
 def count(model: nn.Module) -> dict[str, Counts]:
-    """Return the counts of a model, by 'inference' and 'training'."""
+    """Return the counts of a model, by 'inference' and 'training step'."""
     torch.set_num_threads(1)
     img = torch.rand(1, 3, *SIZE, generator=torch.Generator().manual_seed(0))
     model.train(False)  # mmdet's eval() returns None
@@ -136,7 +109,7 @@ def count(model: nn.Module) -> dict[str, Counts]:
     def train() -> None:
         torch.autograd.backward(model(img), grads)
 
-    return {'inference': inference, 'training': counts_of(train)}
+    return {'inference': inference, 'training step': counts_of(train)}
 
 
 def counts_of(function: Callable[[], None]) -> Counts:

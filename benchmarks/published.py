@@ -9,21 +9,17 @@ Each backbone is timed at the test size of its recipe: 800 x 1344 pixels on COCO
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench_host import processor
+import alone
+from measurements import RESULTS, read
 
 from swin_dense.workbench.recipes.zoo import FOLDERS, Recipe, read_zoo
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / 'benchmarks/results/published.json'
+RAW = 'published.json'
 IMAGES = ROOT / 'docs/images'
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
@@ -39,23 +35,20 @@ class Point:
     size: tuple[int, int]
 
     @property
-    def key(self) -> str:
-        """The name of the measurement."""
-        return f'{self.backbone}, window {self.window}, {self.size[0]} x {self.size[1]}'
+    def key(self) -> tuple[str, int, str]:
+        """What tells its measurements from others: arch, window and size."""
+        return self.backbone.replace('-', '_').lower(), self.window, f'1 x {self.size[0]} x {self.size[1]}'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--measure', action='store_true', help='measure instead of drawing')
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--processes', type=int, default=3)
-    args = parser.parse_args()
-    if args.measure:
-        points = {point.key: point for data in PANELS for point in published(data)}
-        rows = {key: measured(point, args.rounds, args.processes) for key, point in points.items()}
-        RAW.write_text(json.dumps({'processor': processor(), 'rows': rows}, indent=1) + '\n')
+    if parser.parse_args().measure:
+        for arch, window, size in dict.fromkeys(point.key for data in PANELS for point in published(data)):
+            options = ['--models', 'auto', '--processes', '3', '--turns', '5', '--json', str(RESULTS / RAW)]
+            alone.main(['--arch', arch, '--window', str(window), '--cases', f'inference, {size}', *options])
     else:
-        draw_accuracy(json.loads(RAW.read_text())['rows'], IMAGES / 'accuracy.png')
+        draw_accuracy(IMAGES / 'accuracy.png')
 
 
 def published(data: str) -> list[Point]:
@@ -83,23 +76,15 @@ def size_of(recipe: Recipe) -> tuple[int, int]:
     return side, side
 
 
-def measured(point: Point, rounds: int, processes: int) -> dict[str, float]:
-    """Return median, p10 and p90 of the time in ms, each a median over processes, and the peak memory in MiB."""
-    arch = point.backbone.replace('-', '_').lower()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / 'report.json'
-        command: list[Any] = [sys.executable, '-W', 'ignore', ROOT / 'benchmarks/benchmark.py', '--arch', arch]
-        command += ['--peers', '--window', point.window, '--size', *point.size]
-        command += ['--rounds', rounds, '--processes', processes]
-        subprocess.run([*map(str, command), '--json', str(report)], check=True, stdout=subprocess.DEVNULL)
-        row = json.loads(report.read_text())['rows']['auto']
-    return {key: row[key] for key in ('median_ms', 'p10_ms', 'p90_ms', 'peak_mib')}
-
-
-def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
+def draw_accuracy(path: Path) -> None:
     """Plot published accuracy over measured time, one panel per data set. Marker areas are proportional to memory."""
     from matplotlib.figure import Figure
 
+    found: dict[str, dict[tuple[str, int, str], float]] = {'time': {}, 'peak memory': {}}
+    for one in read(RAW):
+        key = one.run['settings']['arch'], one.run['settings']['window'], one.size
+        found.get(one.quantity, {})[key] = one.value
+    times, memory = found.values()
     figure = Figure(figsize=(11, 4.6), layout='constrained')
     for axes, (data, metric) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
         points = published(data)
@@ -107,9 +92,9 @@ def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
         for number, head in enumerate(heads):
             own = [point for point in points if point.head == head]
             axes.scatter(
-                [rows[point.key]['median_ms'] for point in own],
+                [times[point.key] for point in own],
                 [point.accuracy for point in own],
-                [rows[point.key]['peak_mib'] / 4 for point in own],
+                [memory[point.key] / 4 for point in own],
                 label=head,
                 color=f'C{number}',
                 alpha=0.55,
@@ -117,11 +102,11 @@ def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
             )
         for backbone in dict.fromkeys(point.backbone for point in points):
             keys = [point.key for point in points if point.backbone == backbone]
-            key = min(keys, key=lambda key: rows[key]['median_ms'])
+            key = min(keys, key=lambda key: times[key])
             top = max(point.accuracy for point in points if point.key == key)
-            where = (rows[key]['median_ms'], top)
+            where = (times[key], top)
             axes.annotate(backbone, where, (0, 9), textcoords='offset points', ha='center', fontsize=8)
-        slowest = max(rows[point.key]['median_ms'] for point in points)
+        slowest = max(times[point.key] for point in points)
         axes.set(xlabel='time of the backbone (ms)', ylabel=f'published {metric}', title=data)
         axes.set_xlim(0, 1.08 * slowest)
         axes.margins(y=0.15)

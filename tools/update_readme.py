@@ -1,23 +1,24 @@
-"""Write what pages generate: tables from the raw results under benchmarks/, and lists of pages from mkdocs.yml."""
+"""Write what pages generate: tables from the results under benchmarks/, and lists of pages from mkdocs.yml."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ORIGINALS = ROOT / 'benchmarks/results/originals.json'
 sys.path.append(str(ROOT / 'benchmarks'))
 
-from alone import OURS_EAGER  # noqa: E402
+import originals  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
-from measurements import Measurement, pivot, read  # noqa: E402
+from measurements import RESULTS, Measurement, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 from photographs_table import chinese_trained_line, photographs_table, trained_line  # noqa: E402
 
@@ -33,9 +34,9 @@ def main() -> None:
 
 def with_tables(text: str) -> str:
     """Return a page with all that is generated in it."""
-    for name, (sources, table) in TABLES.items():
+    for name, table in TABLES.items():
         if f'<!-- {name} -->' in text:
-            text = replace_block(text, name, table(*([read(*sources)] if sources else [])))
+            text = replace_block(text, name, table.text() if isinstance(table, Table) else table())
     return text
 
 
@@ -53,193 +54,150 @@ def replace_block(text: str, name: str, block: str) -> str:
     return before + start + block + end + after
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown, with a line of titles."""
     lines = [titles, ['---'] * len(titles), *rows]
     table = ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
     return table.replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
 
 
-def _number(values: Sequence[float], column: tuple[str, str]) -> str:
-    """Return the cell of a quantity that was measured once."""
-    (value,) = values
-    return f'{value:.2f}' if column[1] == 'times ours' or column[1] in PASSES else f'{value:,.0f}'
+# The cells of tables
 
 
-def _span(values: Iterable[float], _: object = None) -> str:
-    """Return the least and the largest value of several machines, one number if they are equal when rounded."""
-    values = sorted(values)
+def number(found: Sequence[Measurement]) -> str:
+    """Return a number that was measured on one machine."""
+    (one,) = found
+    return f'{one.value:{FORMATS.get(one.quantity, ",.0f")}}'
+
+
+def numbers(found: Sequence[Measurement]) -> str:
+    """Return different quantities, separated by slashes."""
+    return '/'.join(f'{one.value:,.0f}' for one in found)
+
+
+def span(found: Sequence[Measurement]) -> str:
+    """Return the least and the largest value on several machines, one number if they are equal when rounded."""
+    values = sorted(one.value for one in found)
     digits = 0 if values[0] >= 100 else 1 if values[0] >= 10 else 2
     ends = [f'{value:,.{digits}f}' for value in (values[0], values[-1])]
     return ends[0] if ends[0] == ends[1] else ' to '.join(ends)
 
 
-def _model_and_quantity(one: Measurement) -> tuple[str, str]:
-    return one.model, one.quantity
+def wall_and_device(found: Sequence[Measurement]) -> str:
+    """Return wall time, and the time of the GPU where that was measured."""
+    by_quantity = [[one for one in found if one.quantity == name] for name in ('wall time', 'GPU time')]
+    return ' / '.join(span(own) for own in by_quantity if own)
 
 
-def _relative_to_ours(*models: str) -> list[tuple[str, str]]:
-    return [('auto', 'ms'), *((name, 'times ours') for name in models)]
-
-
-def speed_table(found: Sequence[Measurement]) -> str:
-    """Return a table of our time, and of the times of others relative to it."""
-    columns = _relative_to_ours(*ALONE_PEERS)
-    rows = pivot(found, lambda one: (f'{one.what}, {one.size}', one.machine), _model_and_quantity, columns, _number)
-    return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
-
-
-def forms_table(found: Sequence[Measurement]) -> str:
-    """Return a table of models that are compiled, or run in bfloat16."""
-    forms = [one for one in found if one.way != 'eager']
-    columns = _relative_to_ours(OURS_EAGER, *ALONE_PEERS)
-
-    def line(one: Measurement) -> tuple[str, str]:
-        return f'{one.way}, {one.what}, {one.size}', one.machine
-
-    rows = pivot(forms, line, _model_and_quantity, columns, _number)
-    return _table(['Swin-T', 'processor', 'ours, ms', 'ours, eager in float32', *ALONE_PEERS], rows)
-
-
-def memory_table(found: Sequence[Measurement]) -> str:
-    """Return a table of the peak memory of a training step, in MiB above the memory before it."""
-    peaks = [one for one in found if one.quantity == 'peak_mib']
-    machines = {one.machine for one in peaks}
-    models = dict.fromkeys(one.model for one in peaks)
-    names = [name for name in models if {one.machine for one in peaks if one.model == name} == machines]
-    columns = [(name, 'peak_mib') for name in names]
-    rows = pivot(peaks, lambda one: (one.machine,), _model_and_quantity, columns, lambda x, _: f'{x[0]:.0f}')
-    titles = [f'{peaks[0].what}, {peaks[0].size}, MiB', *(MEMORY_NAMES.get(name, name) for name in names)]
-    return _table(titles, rows)
-
-
-def whole_models_table(found: Sequence[Measurement]) -> str:
-    """Return a table of time and memory of an image in each way to run a whole model."""
-    ways = [way for way in WAYS_OF_WHOLE_MODELS if any(one.way == way for one in found)]
-    # Milliseconds and MiB of a way come one after the other.
-    rows = pivot(
-        found,
-        lambda one: (f'{one.what}, {one.size}, {one.machine}',),
-        lambda one: one.way,
-        ways,
-        lambda figures, _: '/'.join(f'{figure:,.0f}' for figure in figures),
-    )
-    return _table(['ms/MiB of model, image, processor, threads', *ways], rows)
-
-
-def gpu_attention_table(found: Sequence[Measurement]) -> str:
-    """Return a table of the kernel and of torch's attention, in bfloat16 and float32."""
-    columns = [(backend, key) for key in PASSES for backend in ('triton', 'sdpa')]
-    shown = [one for one in found if one.way != 'float16']
-    rows = pivot(shown, lambda one: (one.size, one.way), _model_and_quantity, columns, _number)
-    rows = [row for row in rows if row[2]]  # of the kernel
-    passes = ['inference, kernel', 'inference, torch', 'with gradients, kernel', 'with gradients, torch']
-    return _table(['map, window; times in ms', 'dtype', *passes], rows)
-
-
-def speed_line(found: Sequence[Measurement]) -> str:
-    """Return the lines of the README on speed: GPUs, then CPUs."""
-    return SPEED_LINE.format(**_speed_facts(found)).replace('~', ' to ')
-
-
-def chinese_speed_line(found: Sequence[Measurement]) -> str:
-    """Return the lines of the Chinese README on speed."""
-    return CHINESE_SPEED_LINE.format(**_speed_facts(found)).replace('~', ' 至 ')
-
-
-def _speed_facts(found: Sequence[Measurement]) -> dict[str, str]:
-    """Return the measurements in the lines on speed; '~' separates the ends of a range."""
-    facts = {'cpu': '~'.join(_range_of_mmdet(found))}
-    for kind, what in (('forward', 'inference'), ('step', 'training step')):
-        newest = [one for one in _newest(found, what, 'eager') if one.quantity == 'wall_ms']
-        times = {one.model: one.value for one in newest}
-        peers = [times[name] for name in GPU_PEERS]
-        facts[kind], facts[f'{kind}_without'] = f'{times["auto"]:.1f}', f'{times["sdpa"]:.1f}'
-        facts[f'{kind}_peers'] = f'{min(peers):.1f}~{max(peers):.1f}'
-    steps = _newest(found, 'inference', 'use_graphs')
-    again = [one.value for one in steps if (one.model, one.quantity, one.size) == ('eager', 'wall_ms', newest[0].size)]
-    return facts | {'device': newest[0].machine, 'release': newest[0].release, 'again': _span(again)}
-
-
-def _range_of_mmdet(found: Iterable[Measurement]) -> tuple[str, str]:
-    """Return the least and the largest median time of mmdet's Swin relative to ours, on CPUs."""
-    medians = [one.value for one in found if (one.model, one.quantity) == ('mmdet', 'times ours')]
-    return f'{min(medians):.2f}', f'{max(medians):.2f}'
-
-
-def _newest(found: Iterable[Measurement], what: str, way: str) -> list[Measurement]:
-    """Return the measurements on a GPU from the newest release that measured this way to run models."""
-    rows = [one for one in found if (one.what, one.way) == (what, way) and one.release]
-    newest = max((one.release for one in rows), default=None)
-    return [one for one in rows if one.release == newest]
-
-
-def gpu_models_table(found: Sequence[Measurement]) -> str:
-    """Return a table of whole models under autocast, by inference and training."""
-    return _gpu_models(found, 'eager', GPU_FIELDS)
-
-
-def gpu_memory_table(found: Sequence[Measurement]) -> str:
-    """Return a table of the memory of whole models above their weights, by inference and training."""
-    return _gpu_models(found, 'memory', {'peak_mib': 'peak, MiB'})
-
-
-def _gpu_models(found: Sequence[Measurement], way: str, quantities: dict[str, str]) -> str:
-    """Return a table with a row for each model, and the quantities for inference and for training."""
-    passes = {name: _newest(found, what, way) for name, what in WHAT.items()}
-    titles = [f'{name}: {title}' for name in passes for title in quantities.values()]
-    columns = [(what, quantity) for what in WHAT.values() for quantity in quantities]
-    of_models = [one for rows in passes.values() for one in rows if one.model in GPU_MODELS]
-    rows = pivot(of_models, lambda one: (one.model,), lambda one: (one.what, one.quantity), columns, _span)
-    rows.sort(key=lambda row: list(GPU_MODELS).index(row[0]))
-    cells = [[GPU_MODELS[name], *values] for name, *values in rows]
-    return _machines_line(passes['inference']) + _table(['Swin-T, 2 x 800 x 1344', *titles], cells)
-
-
-def gpu_inference_table(found: Sequence[Measurement]) -> str:
-    """Return a table of wall / device time of inference in each way to run a model."""
-    return _gpu_times(found, GPU_WAYS_OF_INFERENCE, 'inference')
-
-
-def gpu_training_table(found: Sequence[Measurement]) -> str:
-    """Return a table of wall / device time of a training step in each way to run a model."""
-    return _gpu_times(found, GPU_WAYS_OF_TRAINING, 'training step')
-
-
-def _gpu_times(found: Sequence[Measurement], ways: dict[str, tuple[str, str]], what: str) -> str:
-    """Return a table with a row for each way and size.
+@dataclass(frozen=True)
+class Table:
+    """A table of measurements: a line for each text that ``lines`` makes of them, a column for each of ``columns``.
 
     Args:
-        ways: title of a way -> the way of the measurements, and the name of our model.
+        sources: files below benchmarks/results.
+        lines: title -> template of the cell that a line begins with, filled with the fields of a measurement.
+        column: template that tells the column of a measurement.
+        columns: text that the template makes -> title; other measurements are not shown.
+        where: field -> values of the measurements that are shown.
+        names: what the first template makes -> what is shown; lines have this order, then that of their images, the
+            largest first. By default, lines are in the order of the measurements.
+        last: as ``lines``, of the cells that a line ends with.
+        cell: makes the text of a cell.
+        of_gpus: show the newest release that measured something on a GPU, and state releases, GPUs and versions.
     """
-    rows, used = [], []
-    for title, (way, our_name) in ways.items():
-        newest = [one for one in _newest(found, what, way) if one.quantity in ('wall_ms', 'device_ms')]
-        used += newest
-        columns = [(name, key) for name in (our_name, *GPU_PEERS) for key in ('wall_ms', 'device_ms')]
-        lines = pivot(newest, lambda one: (one.size,), _model_and_quantity, columns, _span)
-        for size, *times in sorted(lines, key=lambda line: _pixels(line[0]), reverse=True):
-            pairs = zip(times[::2], times[1::2], strict=True)
-            cells = [wall + (f' / {device}' if device else '') for wall, device in pairs]
-            if any(cells):
-                rows.append([title, size, *cells, newest[0].release])
-    return _machines_line(used) + _table(['wall / device, ms', 'images', 'ours', *GPU_PEERS, 'release'], rows)
+
+    sources: Sequence[str]
+    lines: Mapping[str, str]
+    column: str
+    columns: Mapping[str, str]
+    where: Mapping[str, Sequence[str]]
+    names: Mapping[str, str] | None = None
+    last: Mapping[str, str] | None = None
+    cell: Callable[[Sequence[Measurement]], str] = number
+    of_gpus: bool = False
+
+    def text(self) -> str:
+        """Return the table in Markdown."""
+        found = [one for one in read(*self.sources) if all(getattr(one, key) in self.where[key] for key in self.where)]
+        if self.of_gpus:
+            found = newest(found)
+        cells: dict[tuple[str, ...], dict[str, list[Measurement]]] = {}
+        for one in found:
+            fields = one._asdict()
+            key = tuple(template.format(**fields) for template in self.lines.values())
+            column = self.column.format(**fields)
+            if column in self.columns and (self.names is None or key[0] in self.names):
+                cells.setdefault(key, {}).setdefault(column, []).append(one)
+        rows = []
+        for key in self._in_order(cells):
+            shown = [self.names[key[0]] if self.names else key[0], *key[1:]]
+            shown += [self.cell(cells[key][column]) if column in cells[key] else '' for column in self.columns]
+            first = next(iter(cells[key].values()))[0]
+            shown += [template.format(**first._asdict()) for template in (self.last or {}).values()]
+            rows.append(shown)
+        table = markdown([*self.lines, *self.columns.values(), *(self.last or ())], rows)
+        used = [one for of_line in cells.values() for of_cell in of_line.values() for one in of_cell]
+        return f'{machines(used)}\n\n{table}' if self.of_gpus else table
+
+    def _in_order(self, keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        if self.names is None:
+            return [*keys]
+        order = list(self.names)
+        return sorted(keys, key=lambda key: (order.index(key[0]), *(-pixels(size) for size in key[1:])))
 
 
-def _pixels(size: str) -> int:
+def pixels(size: str) -> int:
     return math.prod(map(int, size.split(' x ')))
 
 
-def _machines_line(rows: Sequence[Measurement]) -> str:
-    """Return a line with the releases, GPUs and versions behind rows, and an empty line."""
+def newest(found: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements on GPUs, of each way to run models those of the newest release that measured it."""
+    on_gpus = [one for one in found if one.run['device'] == 'cuda']
+    releases: dict[tuple[str, str], str] = {}
+    for one in on_gpus:
+        releases[one.what, one.way] = max(one.release, releases.get((one.what, one.way), ''))
+    return [one for one in on_gpus if one.release == releases[one.what, one.way]]
+
+
+def machines(found: Sequence[Measurement]) -> str:
+    """Return a line with the releases, GPUs and versions behind measurements."""
     described = {}
-    for source in dict.fromkeys(one.source for one in rows):
-        machine = json.loads((ROOT / 'benchmarks/results' / source).read_text())['machine']
-        versions = f'torch {machine["torch"]}, Triton {machine["triton"]}'
-        described[source] = f'Release {machine["release"]}, {machine["device"]}, {versions}'
+    for one in found:
+        versions = f'torch {one.run["versions"]["torch"]}, Triton {one.run["versions"]["triton"]}'
+        described[one.source] = f'Release {one.release}, {one.machine}, {versions}'
     lines = sorted(described.values(), key=lambda line: line.split()[1], reverse=True)
     counted = [f'{line}, {lines.count(line)} machines.' for line in dict.fromkeys(lines)]
-    return ' '.join(counted).replace(', 1 machines', '') + '\n\n'
+    return ' '.join(counted).replace(', 1 machines', '')
+
+
+# Lines of the READMEs
+
+
+def speed_line() -> str:
+    """Return the lines of the README on speed: GPUs, then CPUs."""
+    return SPEED_LINE.format(**_speed_facts()).replace('~', ' to ')
+
+
+def chinese_speed_line() -> str:
+    """Return the lines of the Chinese README on speed."""
+    return CHINESE_SPEED_LINE.format(**_speed_facts()).replace('~', ' 至 ')
+
+
+def _speed_facts() -> dict[str, str]:
+    """Return the measurements in the lines on speed; '~' separates the ends of a range."""
+    on_cpus = [one.value for one in read(*ALONE) if (one.model, one.quantity) == ('mmdet', RELATIVE)]
+    facts = {'cpu': f'{min(on_cpus):.2f}~{max(on_cpus):.2f}'}
+    found = [one for one in newest(read(*GPU)) if (one.quantity, one.size) == ('wall time', '2 x 800 x 1344')]
+    for kind, what in (('forward', 'inference'), ('step', 'training step')):
+        eager = {one.model: one for one in found if (one.what, one.way) == (what, 'eager')}
+        peers = [eager[name].value for name in GPU_PEERS]
+        facts[kind], facts[f'{kind}_without'] = (f'{eager[name].value:.1f}' for name in ('auto', 'sdpa'))
+        facts[f'{kind}_peers'] = f'{min(peers):.1f}~{max(peers):.1f}'
+    again = [one for one in found if (one.what, one.way) == ('inference', 'eager, later')]
+    return facts | {'device': again[0].machine, 'release': again[0].release, 'again': span(again)}
+
+
+# Where the originals fail
 
 
 def originals_table() -> str:
@@ -248,7 +206,7 @@ def originals_table() -> str:
         (row['user'], f'{row["package"]} ({_link(row)}): {_words(row, SHORT)}', row['ours']['gave'])
         for row in _failures().values()
     ]
-    return _table(['what you do', 'the original', 'here'], cells)
+    return markdown(['what you do', 'the original', 'here'], cells)
 
 
 def chinese_originals_table() -> str:
@@ -257,7 +215,7 @@ def chinese_originals_table() -> str:
     for name, row in _failures().items():
         user, wrong, ours = CHINESE_ROWS[name]
         cells.append((user, f'{row["package"]}（{_link(row)}）：{wrong or _words(row, SHORT)}', ours))
-    return _table(['你的操作', '原实现', '本项目'], cells)
+    return markdown(['你的操作', '原实现', '本项目'], cells)
 
 
 def originals_in_full() -> str:
@@ -266,7 +224,7 @@ def originals_in_full() -> str:
     for name, row in _failures().items():
         packages = ', '.join(f'{package} {version}' for package, version in row['original']['versions'].items())
         cells.append((f'`{name}`', row['user'], packages, _link(row), _words(row), row['ours']['gave']))
-    return _table(['row', 'you', 'packages', 'thread', 'the original', 'here'], cells)
+    return markdown(['row', 'you', 'packages', 'thread', 'the original', 'here'], cells)
 
 
 def _failures() -> dict[str, dict[str, Any]]:
@@ -275,7 +233,7 @@ def _failures() -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: an original has not failed, or we have.
     """
-    rows: dict[str, dict[str, Any]] = json.loads(ORIGINALS.read_text())
+    rows: dict[str, dict[str, Any]] = json.loads(originals.RESULTS.read_text())
     for name, row in rows.items():
         if not row['original']['failed'] or row['ours']['failed']:
             raise ValueError(f'{name} shows no failure of the original alone: take it out of benchmarks/originals.py')
@@ -298,22 +256,20 @@ def _words(row: dict[str, Any], longest: int = 1000) -> str:
     return f'`{gave}`'
 
 
-def models_table(found: Sequence[Measurement]) -> str:
+# The table of models
+
+
+def models_table(is_chinese: bool = False) -> str:
     """Return the table of models: accuracy as its authors published it, counted cost, and times of one image."""
-    return _table([*MODEL_TITLES], _model_rows(found))
+    return markdown(list(MODEL_TITLES.values() if is_chinese else MODEL_TITLES), _model_rows())
 
 
-def chinese_models_table(found: Sequence[Measurement]) -> str:
-    """Return the same table with Chinese titles."""
-    return _table([*MODEL_TITLES.values()], _model_rows(found))
-
-
-def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
-    on_cpu = {(one.model, one.quantity): one for one in found if not one.release}
+def _model_rows() -> list[list[str]]:
+    on_cpu = {(one.run['settings']['arch'], one.quantity): one for one in read('zen5_models.json')}
     size = next(iter(on_cpu.values())).size
-    on_gpu = [one for one in _newest(found, 'inference', 'sizes') if (one.model, one.size) == ('auto', size)]
+    on_gpu = [one for one in newest(read(*GPU)) if (one.what, one.way, one.size) == ('inference', 'sizes', size)]
     # Swin-T is the only model of these sessions.
-    gpu_times = {'swin_t': _span(one.value for one in on_gpu if one.quantity == 'wall_ms')}
+    gpu_times = {'swin_t': span([one for one in on_gpu if (one.model, one.quantity) == ('auto', 'wall time')])}
     zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
     rows = []
     for name, (top_1, measured, *recipe_names) in MODELS.items():
@@ -328,7 +284,7 @@ def _model_rows(found: Sequence[Measurement]) -> list[list[str]]:
             accuracies.append(f'{" / ".join(map(str, metrics))}, [{head}](configs/{folder}/README.md)')
         costs = ['', '', '', '']
         if measured is not None:
-            parameters, flops, ms = (on_cpu[measured, quantity].value for quantity in ('parameters', 'flops', 'ms'))
+            parameters, flops, ms = (on_cpu[measured, quantity].value for quantity in ('parameters', 'FLOPs', 'time'))
             costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}', gpu_times.get(measured, '')]
         pretraining = 'ImageNet-22K' if 'in22k' in name else 'ImageNet-1K'
         rows.append([f'`{name}`', pretraining, str(top_1), *accuracies, *costs])
@@ -394,32 +350,23 @@ MODEL_TITLES = {
 }
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 GPU_PEERS = ('timm', 'torchvision', 'mmdet')
-GPU_MODELS = {
-    'auto': 'ours',
-    'sdpa': "ours, torch's attention",
-    'timm': 'timm',
-    'torchvision': 'torchvision',
-    'mmdet': 'mmdet',
-}
-GPU_FIELDS = {'wall_ms': 'wall, ms', 'device_ms': 'device, ms', 'launches': 'launches'}
-WHAT = {'inference': 'inference', 'training': 'training step'}
-PASSES = ('inference_ms', 'training_ms')
-WAYS_OF_WHOLE_MODELS = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
-# The title of a way to run a model -> the way of its measurements, and the name of our model
+GPU_MODELS = {'auto': 'ours', 'sdpa': "ours, torch's attention", **{name: name for name in GPU_PEERS}}
+RELATIVE = 'time relative to ours'
+FORMATS = {RELATIVE: '.2f', 'GPU time': '.2f', 'peak memory': '.0f', 'difference from the backbone': '.0e'}
+# The way of measurements -> its title
 GPU_WAYS_OF_INFERENCE = {
-    'autocast': ('eager', 'auto'),
-    'model and images in bfloat16': ('eager, bfloat16', 'auto'),
-    '`use_graphs` of 0.5.0, autocast': ('use_graphs', 'use_graphs'),
-    '`torch.compile`, autocast': ('compiled', 'auto'),
-    'CUDA graph, autocast': ('graphs', 'auto'),
-    'autocast, other sizes': ('sizes', 'auto'),
+    'eager': 'autocast',
+    'eager, bfloat16': 'model and images in bfloat16',
+    'use_graphs': '`use_graphs` of 0.5.0, autocast',
+    'compiled': '`torch.compile`, autocast',
+    'graphs': 'CUDA graph, autocast',
+    'sizes': 'autocast, other sizes',
 }
 GPU_WAYS_OF_TRAINING = {
-    'autocast': ('eager', 'auto'),
-    '`make_graphed_callables`, autocast': ('use_graphs', 'make_graphed_callables'),
-    '`use_graphs` of 0.5.0, autocast': ('use_graphs', 'use_graphs'),
+    'eager': 'autocast',
+    'make_graphed_callables': '`make_graphed_callables`, autocast',
+    'use_graphs': '`use_graphs` of 0.5.0, autocast',
 }
-MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 SPEED_LINE = (
     '**On a GPU** ({device}, release {release}, Swin-T alone, 2 images of 800 x 1344, bfloat16 by autocast), a forward '
     'pass takes {forward} ms, and {again} ms later in the same session; those of timm, torchvision and mmdet take '
@@ -459,6 +406,7 @@ PAGES = (
     'README.md',
     'README_zh-CN.md',
     'benchmarks/README.md',
+    'benchmarks/results/exports.md',
     'docs/README.md',
     'docs/decisions/README.md',
     'docs/llms.txt',
@@ -471,36 +419,134 @@ PAGES = (
 def _by_processor(*results: str) -> list[str]:
     """Return the files of these results, processor by processor, as far as they were measured on it."""
     names = [f'{kind}_{result}.json' for kind in PROCESSORS for result in results]
-    return [name for name in names if (ROOT / 'benchmarks/results' / name).exists()]
+    return [name for name in names if (RESULTS / name).exists()]
 
 
-ALONE_REPORTS = _by_processor('alone')
-FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
-GPU_REPORTS = ['h200_session_1.json', 'h200_session_2.json', 'h200_session_3.json']
-# Maps markers in pages to files below benchmarks/results and the function that formats them.
-TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
-    'speed': (ALONE_REPORTS, speed_table),
-    'speed in a line': ([*GPU_REPORTS, *ALONE_REPORTS], speed_line),
-    'speed in a Chinese line': ([*GPU_REPORTS, *ALONE_REPORTS], chinese_speed_line),
-    'models': (['zen5_models.json', *GPU_REPORTS], models_table),
-    'models in Chinese': (['zen5_models.json', *GPU_REPORTS], chinese_models_table),
-    'speed forms': (FORM_REPORTS, forms_table),
-    'gpu models': (GPU_REPORTS, gpu_models_table),
-    'gpu memory': (GPU_REPORTS, gpu_memory_table),
-    'gpu inference': (GPU_REPORTS, gpu_inference_table),
-    'gpu training': (GPU_REPORTS, gpu_training_table),
-    'photographs': ([], photographs_table),
-    'trained on photographs': ([], trained_line),
-    'trained on photographs in Chinese': ([], chinese_trained_line),
-    'originals': ([], originals_table),
-    'originals in Chinese': ([], chinese_originals_table),
-    'originals in full': ([], originals_in_full),
-    'gpu attention': (['h200_attention.json'], gpu_attention_table),
-    'memory': (_by_processor('train_512'), memory_table),
-    'whole models': (['exports_whole.json'], whole_models_table),
-    'pages': ([], index_table),
-    'pages for language models': ([], llms_list),
-    'decisions': ([], decisions_list),
+ALONE = _by_processor('alone')
+GPU = [f'h200_session_{number}.json' for number in (1, 2, 3)]
+PEER_COLUMNS = {f'{name} {RELATIVE}': name for name in ALONE_PEERS}
+TIMES = Table(
+    GPU,
+    lines={'wall / device, ms': '{way}', 'images': '{size}'},
+    column='{model}',
+    columns={'auto': 'ours', **{name: name for name in GPU_PEERS}},
+    where={},
+    last={'release': '{release}'},
+    cell=wall_and_device,
+    of_gpus=True,
+)
+# Maps markers in pages to tables, or to functions that write what stands there.
+TABLES: dict[str, Table | Callable[[], str]] = {
+    'speed': Table(
+        ALONE,
+        lines={'Swin-T, float32': '{what}, {size}', 'processor': '{machine}'},
+        column='{model} {quantity}',
+        columns={'auto time': 'ours, ms', **PEER_COLUMNS},
+        where={'way': ('eager',)},
+    ),
+    'speed forms': Table(
+        _by_processor('alone', 'alone_compiled', 'alone_bfloat16'),
+        lines={'Swin-T': '{way}, {what}, {size}', 'processor': '{machine}'},
+        column='{model} {quantity}',
+        columns={'auto time': 'ours, ms', f'auto, eager {RELATIVE}': 'ours, eager in float32', **PEER_COLUMNS},
+        where={'way': ('bfloat16', 'compiled')},
+    ),
+    'memory': Table(
+        _by_processor('train_512'),
+        lines={'training step, 2 x 512 x 512, MiB': '{machine}'},
+        column='{model}',
+        columns={'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`', 'mmdet': 'mmdet', 'mmseg': 'mmseg'}
+        | {name: name for name in ALONE_PEERS[1:]},
+        where={'quantity': ('peak memory',)},
+    ),
+    'whole models': Table(
+        ['exports_whole.json'],
+        lines={'ms/MiB of model, image, processor, threads': '{model}, {size}, {machine}, {run[settings][threads]}'},
+        column='{way}',
+        columns={
+            name: name for name in ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
+        },
+        where={'what': ('inference',)},
+        cell=numbers,
+    ),
+    'gpu models': Table(
+        GPU,
+        lines={'Swin-T, 2 x 800 x 1344': '{model}'},
+        column='{what}: {quantity}',
+        columns={
+            f'{what}: {quantity}': f'{name}: {title}'
+            for what, name in (('inference', 'inference'), ('training step', 'training'))
+            for quantity, title in (('wall time', 'wall, ms'), ('GPU time', 'device, ms'), ('launches', 'launches'))
+        },
+        where={'way': ('eager',)},
+        names=GPU_MODELS,
+        cell=span,
+        of_gpus=True,
+    ),
+    'gpu memory': Table(
+        GPU,
+        lines={'Swin-T, 2 x 800 x 1344': '{model}'},
+        column='{what}',
+        columns={'inference': 'inference: peak, MiB', 'training step': 'training: peak, MiB'},
+        where={'way': ('memory',)},
+        names=GPU_MODELS,
+        cell=span,
+        of_gpus=True,
+    ),
+    'gpu inference': replace(
+        TIMES, names=GPU_WAYS_OF_INFERENCE, where={'what': ('inference',), 'quantity': ('wall time', 'GPU time')}
+    ),
+    'gpu training': replace(
+        TIMES, names=GPU_WAYS_OF_TRAINING, where={'what': ('training step',), 'quantity': ('wall time', 'GPU time')}
+    ),
+    'exported files': Table(
+        ['exports.json'],
+        lines={'file': '`{model}`', 'takes': '{way}'},
+        column='{quantity}',
+        columns={
+            'nodes of the graph': 'nodes',
+            'size of the file': 'MiB',
+            'difference from the backbone': 'error',
+            'processor time': 'CPU seconds to export and check',
+        },
+        where={'what': ('export',)},
+    ),
+    'speed of exported files': Table(
+        ['exports.json'],
+        lines={'image': '{size}', 'threads': '{run[settings][threads]}'},
+        column='{way}',
+        columns={'eager': 'eager'}
+        | {
+            f'{runtime}, {file}': f'{runtime}, {file}'
+            for file in ('any size', 'fixed')
+            for runtime in ('ONNX Runtime', 'OpenVINO')
+        },
+        where={'what': ('inference',)},
+    ),
+    'gpu attention': Table(
+        ['h200_attention.json'],
+        lines={'map, window; times in ms': '{size}', 'dtype': '{way}'},
+        column='{model} {what}',
+        columns={
+            f'{model} attention: {what}': f'{passes}, {title}'
+            for what, passes in (('inference', 'inference'), ('training step', 'with gradients'))
+            for model, title in (('triton', 'kernel'), ('sdpa', 'torch'))
+        },
+        where={'quantity': ('GPU time',), 'way': ('bfloat16', 'float32')},
+    ),
+    'speed in a line': speed_line,
+    'speed in a Chinese line': chinese_speed_line,
+    'models': models_table,
+    'models in Chinese': functools.partial(models_table, is_chinese=True),
+    'photographs': photographs_table,
+    'trained on photographs': trained_line,
+    'trained on photographs in Chinese': chinese_trained_line,
+    'originals': originals_table,
+    'originals in Chinese': chinese_originals_table,
+    'originals in full': originals_in_full,
+    'pages': index_table,
+    'pages for language models': llms_list,
+    'decisions': decisions_list,
 }
 
 
