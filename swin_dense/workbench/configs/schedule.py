@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.dist import get_world_size
 from mmengine.optim.scheduler.param_scheduler import INF
+from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.runner import Runner
 
+from swin_dense.workbench.configs.entries import walk
 from swin_dense.workbench.configs.experiment import Experiment
+from swin_dense.workbench.configs.hints import described
+from swin_dense.workbench.configs.stated import quiet
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}
 _VAL_INTERVALS = {'max_epochs': 1, 'max_iters': 1000}  # the defaults of mmengine's loops
@@ -22,12 +31,12 @@ _PLANNED = (
 )
 # Those that reach their last value in their last step, so that a single step would keep the first value for good.
 _NEED_TWO_STEPS = ('Constant', 'Linear')
-# Those that end at the learning rate of the optimiser, which a training may keep afterwards.
-_WARM_UPS = ('Constant', 'Linear', 'QuadraticWarmup')
 # Options that count epochs or iterations.
 _OF_LOOP = ('val_begin', 'val_interval')
 _OF_CHECKPOINT = ('interval', 'save_begin')
 _OF_HOOKS = ('begin_epoch', 'begin_iter', 'num_last_epochs', 'switch_epoch')
+_TOLERANCE = 0.01  # share of a learning rate, and of a training
+_EPOCH_LENGTH = 100  # iterations, to step schedules that mmengine converts to iterations
 
 
 def set_length(experiment: Experiment, epochs: int | None, iters: int | None) -> None:
@@ -72,12 +81,43 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
             interval = max(1, scaled(every))
             config.train_cfg.dynamic_intervals.append((scaled(start), interval))
     config.train_cfg[key] = new
-    for place, schedules in _lists(experiment):
-        kept = []
-        for schedule in _listed(place[schedules]):
-            if _scale(schedule, length[1], ratio, scaled):
-                kept.append(schedule)
-        place[schedules] = kept
+    too_short = [id(one) for _, one in _schedules(experiment) if not _scale(one, length[1], ratio, scaled)]
+    for _, part in walk(config.get('param_scheduler')):
+        if isinstance(part, list):
+            part[:] = [one for one in part if id(one) not in too_short]
+
+
+class Stepped(NamedTuple):
+    """A schedule that mmengine has built and stepped to its end.
+
+    Attributes:
+        address: its place for `--set`.
+        entry: its config.
+        unit: 'epochs' or 'iterations', the steps that it counts.
+        rates: before its first step and after each, relative to the rate of the optimizer.
+        total: the number of steps that the training gives it; ``INF`` if it is not known.
+    """
+
+    address: str
+    entry: Any
+    unit: str
+    rates: list[float]
+    total: int
+
+    @property
+    def end(self) -> int:
+        """The step after which nothing changes; without an end of its own, a schedule ends with the training."""
+        return len(self.rates) - 1 if 'end' in self.entry else max(self.total, *self.entry.get('milestones', [0]))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it ends at the rate of the optimizer."""
+        return math.isclose(self.rates[-1], 1, rel_tol=_TOLERANCE)
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether it rises to the rate of the optimizer from the start of the training."""
+        return not self.entry.get('begin') and self.rates[0] < self.rates[-1] and self.is_full
 
 
 def described_schedule(experiment: Experiment) -> str:
@@ -96,61 +136,61 @@ def described_schedule(experiment: Experiment) -> str:
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' in optimizer:
         parts.append(f'learning rate {optimizer["lr"]:g} ({optimizer.get("type")})')
-    for _, schedule in _addressed(experiment):
-        counted = 'epochs' if schedule.get('by_epoch', True) else 'iterations'
-        begin = schedule.get('begin') or 0
-        end = schedule.get('end') or INF
-        if _is_warm_up(schedule):
-            parts.append(f'warm-up of {end} {counted}')
-        elif 'milestones' in schedule:
-            milestones = ', '.join(map(str, schedule['milestones']))
-            parts.append(f'multiplied by {schedule.get("gamma", 0.1):g} after {milestones} {counted}')
+    for one in _stepped(experiment):
+        if one.is_warm_up:
+            parts.append(f'warm-up of {one.end} {one.unit}')
+        elif 'milestones' in one.entry:
+            milestones = ', '.join(map(str, one.entry['milestones']))
+            parts.append(f'multiplied by {one.entry.get("gamma", 0.1):g} after {milestones} {one.unit}')
         else:
-            until = 'the end' if end >= INF else end
-            parts.append(f'{_name(schedule)} from {begin} to {until} {counted}')
+            until = one.entry.get('end') or 'the end'
+            parts.append(f'{_name(one.entry)} from {one.entry.get("begin", 0)} to {until} {one.unit}')
     return ', '.join(parts)
 
 
 def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {}) -> list[str]:
-    """Return notes on schedules of the learning rate that do not end with the training, and on too long warm-ups.
+    """Return notes on schedules of the learning rate that do not fit the length of the training.
 
-    And on a learning rate that is scaled for other batches than those of the training. A warm-up in iterations can be
-    compared with a length in epochs only with ``used_images``, of a check of the data.
+    And on a learning rate that is scaled for other batches than those of the training. Iterations can be compared with
+    a length in epochs only with ``used_images``, of a check of the data.
+
+    Raises:
+        ValueError: a schedule cannot be built, or fails at a step.
     """
     notes = _notes_on_scaling(experiment)
     length = _length(experiment)
     if length is None:
         return notes
-    iterations = _iterations(experiment, used_images)
-    warm_ups = _too_long(experiment, iterations)
-    for address, warm_up in warm_ups.items():
-        notes.append(
-            f'the warm-up of the learning rate ends after {warm_up.end} iterations, but the training after '
-            f'{iterations}, so that it never reaches the full learning rate; --set {address}.end={_tenth(iterations)} '
-            'shortens the warm-up to a tenth of the training'
-        )
-    key, total = length
-    unit, option = _UNITS[key]
-    ends = []
-    for address, schedule in _addressed(experiment):
-        if address in warm_ups or schedule.get('by_epoch', True) != (key == 'max_epochs'):
-            continue
-        # The step after which it changes nothing.
-        end = schedule.get('end') or INF
-        if end >= INF:
-            end = max(total, *schedule.get('milestones', [0]))
-        ends.append((end, _name(schedule), address))
-    last, name, address = max(ends, default=(total, '', ''))
-    if last == total or (last < total and name in _WARM_UPS):
+    others = []
+    for one in _stepped(experiment, used_images):
+        if one.is_warm_up and one.end > one.total > 0:
+            notes.append(
+                f'the warm-up of the learning rate ends after {one.end} {one.unit}, but the training after '
+                f'{one.total}, so that it never reaches the full learning rate; --set '
+                f'{one.address}.end={_tenth(one.total)} shortens the warm-up to a tenth of the training'
+            )
+        elif one.total == 0:
+            notes.append(
+                f'{one.address} ({one.entry.type}) counts epochs, but the training counts iterations, so that the '
+                f'learning rate keeps its first value; --set {one.address}.by_epoch=False, and give its numbers in '
+                'iterations'
+            )
+        elif one.total < INF:
+            others.append(one)
+    last = max(others, key=lambda one: Fraction(one.end, one.total), default=None)
+    if last is None or math.isclose(last.end, last.total, rel_tol=_TOLERANCE):
         return notes
-    if last > total:
-        what = f'so that it follows {100 * total / last:.2g} % of its schedule only'
+    if last.end > last.total:
+        what = f'so that it follows {100 * last.total / last.end:.2g} % of its schedule only'
+    elif last.is_full:
+        return notes
     else:
-        what = f'so that it stays at its last value for {total - last} {unit}'
+        what = f'so that it stays at its last value for {last.total - last.end} {last.unit}'
+    key, count = length
     notes.append(
-        f'the schedule of the learning rate ends after {last} {unit}, but the training after {total}, {what}; '
-        f'change {address} in the config, or write a recipe anew with `swin-dense config RECIPE {option} {total}`, '
-        'which scales its schedule with its training'
+        f'the schedule of the learning rate ends after {last.end} {last.unit}, but the training after {last.total}, '
+        f'{what}; change {last.address} in the config, or write a recipe anew with `swin-dense config RECIPE '
+        f'{_UNITS[key][1]} {count}`, which scales its schedule with its training'
     )
     return notes
 
@@ -175,67 +215,72 @@ def _notes_on_scaling(experiment: Experiment) -> list[str]:
 
 def shorten_warm_up(experiment: Experiment, used_images: Mapping[str, int]) -> None:
     """Shorten a warm-up that is longer than the training to a tenth of the training; see :func:`notes_on_schedule`."""
+    for one in _stepped(experiment, used_images):
+        if one.is_warm_up and one.end > one.total > 0:
+            one.entry.end = _tenth(one.total)
+
+
+def _tenth(count: int) -> int:
+    return max(2, count // 10)
+
+
+def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}) -> Iterator[Stepped]:
+    """Yield the schedules, each stepped on an optimizer of its own."""
+    length = _length(experiment)
+    epochs = length[1] if length and length[0] == 'max_epochs' else 0
     iterations = _iterations(experiment, used_images)
-    for warm_up in _too_long(experiment, iterations).values():
-        warm_up.end = _tenth(iterations)
-
-
-def _tenth(iterations: int) -> int:
-    return max(2, iterations // 10)
-
-
-def _too_long(experiment: Experiment, iterations: int) -> dict[str, Any]:
-    """Return the warm-ups, counted in iterations, that are longer than a training, by their addresses for `--set`."""
-    found = {}
-    for address, schedule in _addressed(experiment):
-        is_by_epoch = schedule.get('by_epoch', True)
-        if _is_warm_up(schedule) and not is_by_epoch and iterations < schedule.end:
-            found[address] = schedule
-    return found
-
-
-def _is_warm_up(schedule: Any) -> bool:
-    """Return whether a schedule begins with the training and ends at the learning rate of the optimiser."""
-    ends_at_full_rate = _name(schedule) in _WARM_UPS and schedule.get('end_factor', 1) == 1
-    return ends_at_full_rate and not schedule.get('begin') and (schedule.get('end') or INF) < INF
+    for address, entry in _schedules(experiment):
+        by_epoch = entry.get('by_epoch', True)
+        every = _EPOCH_LENGTH if entry.get('convert_to_iter_based') else 1
+        total = epochs if by_epoch else iterations
+        rates = []
+        try:
+            with experiment.in_scope(), quiet():
+                optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+                options = {'optimizer': optimizer, 'epoch_length': every, 'end': total or 1}
+                built = PARAM_SCHEDULERS.build(copy.deepcopy(entry), default_args=options)
+                last = built.end if built.end < INF else 0
+                for _ in range(last + 1):
+                    rates.append(built.get_last_value()[0] / built.base_values[0])
+                    built.step()
+        except Exception as error:  # of any schedule
+            where = f'fails after {len(rates) // every} of {total} steps' if rates else 'cannot be built'
+            raise ValueError(f'{address} ({entry.get("type")}) {where} ({described(error)})') from error
+        yield Stepped(address, entry, 'epochs' if by_epoch else 'iterations', rates[::every], total)
 
 
 def _iterations(experiment: Experiment, used_images: Mapping[str, int]) -> int:
     """Return the iterations of a training by the processes that run now; ``INF`` if they are not known.
 
-    The length of an epoch is known with ``used_images``.
+    mmengine's own data loader says how many batches an epoch has, around data sets of as many images as are used.
     """
     length = _length(experiment)
-    if length is None:
+    if length is None or length[0] == 'max_iters':
+        return length[1] if length else INF
+    training = Experiment(Config(copy.deepcopy(experiment.config.to_dict())))
+    for data in training.datasets_of(['train']):
+        if data.address not in used_images:
+            return INF
+        data.entry.clear()
+        data.entry.update(type=StandIn, count=used_images[data.address])
+    loader = training.config.train_dataloader
+    loader.update(num_workers=0, persistent_workers=False)
+    try:
+        with experiment.in_scope(), quiet():
+            return length[1] * len(Runner.build_dataloader(loader))
+    except Exception:  # of any sampler or wrapper of data sets, which may need more than a number of images
         return INF
-    key, count = length
-    if key == 'max_iters':
-        return count
-    loader = experiment.config.get('train_dataloader') or {}
-    images = _images(experiment, loader.get('dataset'), used_images)
-    batch_size = loader.get('batch_size')
-    if images is None or not isinstance(batch_size, int):
-        return INF
-    of_process = math.ceil(images / get_world_size())
-    batches = of_process // batch_size if loader.get('drop_last') else math.ceil(of_process / batch_size)
-    return count * batches
 
 
-def _images(experiment: Experiment, entry: Any, used_images: Mapping[str, int]) -> int | None:
-    """Return the number of images that a data set, or a wrapper of data sets, has in an epoch; None if not known."""
-    for data in experiment.datasets_of(['train']):
-        if data.entry is entry:
-            return used_images.get(data.address)
-    kind = entry.get('type') if isinstance(entry, dict) else None
-    if kind in ('RepeatDataset', 'MultiImageMixDataset'):
-        inside = _images(experiment, entry.dataset, used_images)
-        times = entry.get('times', 1)
-        return None if inside is None else inside * times
-    if kind == 'ConcatDataset':
-        counts = [_images(experiment, part, used_images) for part in entry.datasets]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-    return None
+class StandIn(BaseDataset):
+    """A data set of a number of images, without any file."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__()
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        return [{} for _ in range(self.count)]
 
 
 def _length(experiment: Experiment) -> tuple[str, int] | None:
@@ -247,26 +292,10 @@ def _length(experiment: Experiment) -> tuple[str, int] | None:
     return None
 
 
-def _lists(experiment: Experiment) -> Iterator[tuple[Any, str]]:
-    """Yield the places of lists of schedules: one, or one for each of several optimisers."""
-    schedules = experiment.config.get('param_scheduler')
-    if isinstance(schedules, dict) and 'type' not in schedules:
-        yield from ((schedules, name) for name in schedules)
-    elif schedules:
-        yield experiment.config, 'param_scheduler'
-
-
-def _addressed(experiment: Experiment) -> Iterator[tuple[str, Any]]:
-    """Yield the schedules with their addresses for `--set`."""
-    for place, name in _lists(experiment):
-        address = name if place is experiment.config else f'param_scheduler.{name}'
-        is_alone = isinstance(place[name], dict)
-        for index, schedule in enumerate(_listed(place[name])):
-            yield address if is_alone else f'{address}.{index}', schedule
-
-
-def _listed(schedules: Any) -> list[Any]:
-    return [schedules] if isinstance(schedules, dict) else list(schedules)
+def _schedules(experiment: Experiment) -> list[tuple[str, Any]]:
+    """Return the schedules, of one optimizer or of several, with their addresses for `--set`."""
+    parts = walk(experiment.config.get('param_scheduler'), 'param_scheduler')
+    return [(address, part) for address, part in parts if isinstance(part, dict) and 'type' in part]
 
 
 def _name(schedule: Any) -> str:

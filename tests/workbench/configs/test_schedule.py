@@ -252,6 +252,7 @@ WRAPPERS = {
     'repeated': {'type': 'RepeatDataset', 'times': 3},
     'joined': {'type': 'ConcatDataset'},
     'mixed': {'type': 'MultiImageMixDataset'},
+    'repeated and joined': {'type': 'ConcatDataset'},
 }
 
 
@@ -267,8 +268,9 @@ def test_a_warm_up_longer_than_the_training_is_noted_with_its_cure(ten_fruits, t
     config = ten_fruits.write('--set', 'train_cfg.max_epochs=6', name=DETECTOR)
     inside = config.train_dataloader.dataset
     wrapper = WRAPPERS[kind]
-    if kind == 'joined':
-        config.train_dataloader.dataset = {**wrapper, 'datasets': [inside, {**inside, 'indices': 3}]}
+    if 'joined' in kind:
+        repeated = {'type': 'RepeatDataset', 'times': 2, 'dataset': inside} if 'repeated' in kind else inside
+        config.train_dataloader.dataset = {**wrapper, 'datasets': [repeated, {**inside, 'indices': 3}]}
     elif wrapper:
         config.train_dataloader.dataset = {**wrapper, 'dataset': inside}
         if kind == 'mixed':
@@ -303,6 +305,10 @@ def test_a_length_shortens_a_warm_up_that_is_longer_than_it(ten_fruits, capsys):
     assert WARM_UP_NOTE.format(700, 12 * per_epoch) in capsys.readouterr().err
     config = ten_fruits.write('--epochs', 12, '--set', 'train_dataloader.batch_size=100000', name=DETECTOR)
     assert config.param_scheduler[0].end == 2
+    poly = "param_scheduler=[{'type': 'PolyLR', 'by_epoch': False, 'end': 90}]"
+    ten_fruits.write('--set', 'train_cfg.max_epochs=6', poly, name=DETECTOR)
+    total = 6 * per_epoch
+    assert f'ends after 90 iterations, but the training after {total}, so that' in capsys.readouterr().err
 
 
 def test_a_warm_up_in_a_training_of_fewer_iterations_is_noted():
@@ -322,6 +328,29 @@ def test_a_warm_up_in_a_training_of_fewer_iterations_is_noted():
     decay = by_iterations('LinearLR', start_factor=1.0, end_factor=0.1)
     notes = notes_on_schedule(Experiment(of_training({'max_iters': 30}, decay)))
     assert 'warm-up' not in ' '.join(notes)
+
+
+def test_schedules_that_count_epochs_in_a_training_by_iterations_never_change_the_rate():
+    config = of_training({'max_iters': 400}, {'type': 'MultiStepLR', 'milestones': [80, 110], 'gamma': 0.1})
+    assert set(rates(config).tolist()) == {1.0}
+    (note,) = notes_on_schedule(Experiment(config))
+    assert 'param_scheduler.0 (MultiStepLR) counts epochs, but the training counts iterations' in note
+    merge_settings(config, re.findall(r'--set ([^\s,]+)', note))
+    assert len(set(rates(config).tolist())) == 3
+    assert notes_on_schedule(Experiment(config)) == []
+
+
+def test_a_schedule_that_fails_within_the_training_is_an_error():
+    """mmengine stops after the number of steps that a cycle has."""
+    config = of_training({'max_iters': 400}, {**by_iterations('OneCycleLR', eta_max=1.0, total_steps=300)})
+    with pytest.raises(ValueError, match='Tried to step 302 times'):
+        rates(config)
+    with pytest.raises(ValueError, match=r'param_scheduler.0 \(OneCycleLR\) fails after 301 of 400 steps'):
+        notes_on_schedule(Experiment(config))
+    config.param_scheduler[0].pop('total_steps')
+    config.param_scheduler[0].type = 'LinearLR'
+    with pytest.raises(ValueError, match=r'param_scheduler.0 \(LinearLR\) cannot be built \(TypeError'):
+        notes_on_schedule(Experiment(config))
 
 
 def scaled_rate(config):
