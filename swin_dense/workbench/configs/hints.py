@@ -102,6 +102,11 @@ def _is_outside(box: tuple[float, ...], image: Any) -> bool:
     return box[0] >= width or box[1] >= height or box[2] <= 0 or box[3] <= 0
 
 
+def is_no_polygon(points: Sequence[float]) -> bool:
+    """Return whether mmdet leaves out a polygon: one of fewer than three points, or with an odd number of numbers."""
+    return len(points) < 6 or len(points) % 2 == 1
+
+
 def turn_of(entry: Any) -> float:
     """Return the angle, in degrees, by which a tool turned the rectangle of an annotation; 0 without."""
     attributes = entry.get('attributes')

@@ -83,7 +83,7 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     trip = compare(source, classes)
     notes += _notes_on(trip, source, classes, len(objects))
     notes += _notes_on_repetitions(source)
-    notes += _notes_on_masks(source, classes)
+    notes += _notes_on_masks(source, classes, trip)
     notes += _notes_on_images(source)
     notes += _check_files(source, every_image)
     scale = _load_samples(source)
@@ -248,9 +248,9 @@ def _notes_on_repetitions(source: Source) -> list[str]:
     return notes
 
 
-def _notes_on_masks(source: Source, classes: Sequence[Any]) -> list[str]:
+def _notes_on_masks(source: Source, classes: Sequence[Any], trip: Trip) -> list[str]:
     """Return notes on turned rectangles and on masks beside their boxes; raise ValueError for those that are wrong."""
-    name, is_evaluated = source.stated.name, source.data.is_evaluated
+    name = source.stated.name
     objects = [one for one in source.stated.objects() if one.label in classes]
     notes = []
     turned = [one for one in objects if hints.is_turned(one)]
@@ -262,22 +262,19 @@ def _notes_on_masks(source: Source, classes: Sequence[Any]) -> list[str]:
         )
     if not needs_masks(source.data) or not source.stated.categories:
         return notes
-    masks = []
-    faults: dict[str, list[StatedObject]] = defaultdict(list)
-    for one in source.stated.objects():
-        mask = check_mask(one.entry, source.stated.files[one.file].images[0], is_evaluated)
-        masks.append(mask)
-        if mask.fault:
-            faults[mask.fault].append(one)
-    if faults:
-        fault, ones = next(iter(faults.items()))
-        count = f'{len(ones)} of {len(masks)} annotations are wrong, such as {shown(ones[0].entry)}'
+    lost = {id(one) for one in trip.lost}
+    objects = [one for one in objects if id(one) not in lost]
+    masks = [check_mask(one) for one in objects]
+    wrong = [(mask.fault, one) for mask, one in zip(masks, objects, strict=True) if mask.fault]
+    if wrong:
+        fault, one = wrong[0]
+        count = f'{len(wrong)} of {len(masks)} annotations are wrong, such as {shown(one.entry)}'
         raise ValueError(f'{name}: {count}: {fault}')
-    left_out = [mask.left_out for mask in masks if mask.left_out]
-    if left_out:
+    pieces = [sum(map(hints.is_no_polygon, one.mask)) for one in objects if isinstance(one.mask, list)]
+    if any(pieces):
         notes.append(
-            f'mmdet leaves out {sum(left_out)} polygons of fewer than three points, or with an odd number of '
-            f'coordinates, in {len(left_out)} of {len(masks)} masks'
+            f'mmdet leaves out {sum(pieces)} polygons of fewer than three points, or with an odd number of '
+            f'coordinates, in {sum(map(bool, pieces))} of {len(masks)} masks'
         )
     beyond = [mask.beyond for mask in masks if mask.beyond]
     if beyond:

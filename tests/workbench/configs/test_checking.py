@@ -244,7 +244,7 @@ def test_what_is_odd_is_noted(ten_fruits):
         f'{path}: {left_out}',
         f'{path}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; mmdet cuts them at its edge',
         f'{path}: 1 of 2 classes have no box: apple',
-        f'{path}: 1 of 9 masks reach beyond their box, by up to 21 pixels; a box should hold its mask, because '
+        f'{path}: 1 of 7 masks reach beyond their box, by up to 21 pixels; a box should hold its mask, because '
         'detectors such as Mask R-CNN learn only the part within',
         f'{path}: mmdet uses 8 of 10 images and leaves out 2 without an annotation of the classes '
         '(--set train_dataloader.dataset.filter_cfg.filter_empty_gt=False keeps them)',
