@@ -13,68 +13,60 @@ from swin_dense.workbench.configs.stated import Source
 def check_classes(source: Source) -> list[Any]:
     """Return the names of the classes of a data set, in the order in which the framework numbers them.
 
-    The training data decide on the classes. Data to evaluate must have the same, or mmdet compares other classes.
-
     Raises:
-        ValueError: the names or numbers of the classes differ from those of the config or of the model.
+        ValueError: the framework numbers the classes of the files otherwise than the config, or than there are classes
+            in the model. The training data decide on the classes.
     """
-    if not source.stated.categories:
-        return _check_count(source)
-    data, name = source.data, source.stated.name
-    found = list(source.stated.categories.values())
-    is_own = bool((data.entry.get('metainfo') or {}).get('classes'))
-    classes = data.classes or found
-    count = data.experiment.class_count or len(classes)
-    absent = [one for one in classes if one not in found]
-    has_other_count = count != len(classes)
-    if absent or has_other_count:
-        differ = f'{name} has {len(found)} classes, {first_few(found)}, '
-        differ += f'but the config has {len(classes)}, {first_few(classes)}'
-        if has_other_count:
-            differ += f', and a model of {count} classes'
-        elif is_own:
-            differ += _training_data(data, name)
-            like = {str(one).strip().lower(): one for one in found}
-            alike = {one: like.get(str(one).strip().lower()) for one in absent}
-            pairs = [f'{other} to {one}' for one, other in alike.items() if other is not None]
-            if data.is_evaluated:
-                cure = f'add {first_few(absent)} there, also without an annotation'
-                if pairs:
-                    cure = f'rename {first_few(pairs)}'
-                raise ValueError(
-                    f'{differ}: to evaluate, the categories of this file must be those to train with, in their order '
-                    f'({_quoted(classes)}); in it, {cure}'
-                )
-            if not pairs and {*found} < {*classes}:
-                raise ValueError(
-                    f'{differ}: add {first_few(absent)} to its categories, also without an annotation, in the order '
-                    f'{_quoted(classes)}'
-                )
-        raise ValueError(f'{differ}; name those to train with, such as all of the file: {_as_option(name, found)}')
-    names = [one for one in found if one in classes]
-    if len({*names}) < len(names) or len(source.stated.categories) < source.categories:
-        raise ValueError(
-            f'{name} has several categories of one name or id among {first_few(names)}, so that mmdet would number the '
-            'classes wrongly; remove or rename the one without annotations (Roboflow writes one for the project)'
-        )
-    if names != list(classes):
-        order = (
-            f'{name} has the classes in the order {",".join(map(str, names))}, in which mmdet numbers them, but the '
-            f'config has {",".join(map(str, classes))}'
-        )
-        if data.is_evaluated:
+    data, count = source.data, source.data.experiment.class_count
+    classes = list(source.built.metainfo.get('classes') or source.stated.categories.values())
+    if not source.stated.categories:  # the files do not list their classes
+        if classes and count not in (None, len(classes)):
+            names = sorted({str(one.label) for one in source.stated.objects()})
             raise ValueError(
-                f'{order}{_training_data(data, name)}; sort the list of categories in this file so, with any ids '
-                f'({_quoted(classes)})'
+                f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}; set the '
+                f'names, such as those in the files, with --set "{data.address}.metainfo.classes={names}", and '
+                'num_classes of each head to their number'
             )
-        raise ValueError(f'{order}; give them in the order of the file: {_as_option(name, names)}')
-    return names
+        return classes
+    has_other_count = count not in (None, len(classes))
+    if has_other_count or source.numbers != {label: index for index, label in enumerate(classes)}:
+        found = list(source.stated.categories.values())
+        raise ValueError(
+            f'{source.stated.name} has {len(found)} classes, {first_few(found)}, but the config has {len(classes)}, '
+            f'{first_few(classes)}'
+            + (f', and a model of {count} classes' if has_other_count else _training_data(data))
+            + _cure(source, found, classes, has_other_count)
+        )
+    return classes
 
 
-def _training_data(data: DataSet, name: str) -> str:
-    """Return the words that name the file of the training data, if it is another than that of the given name."""
+def _training_data(data: DataSet) -> str:
+    """Return words that name the file of the training data, if it is another than that of this data set."""
     files = [one.annotations for one in data.experiment.datasets_of(['train']) if one.annotations]
-    return f', those of the training data in {files[0]}' if files and not name.startswith(files[0]) else ''
+    return f', those of the training data in {files[0]}' if files and files[0] != data.annotations else ''
+
+
+def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_other_count: bool) -> str:
+    """Return what to do about classes of a file that differ from those of the config: edit the file, or name them."""
+    names = [one for one in found if one in classes]
+    absent = [one for one in classes if one not in found]
+    if len({*names}) < len(names) or len(found) < source.categories:
+        return (
+            f'; several categories of one name or id are among {first_few(names)}, so that mmdet numbers the classes '
+            'wrongly: remove or rename the one without annotations (Roboflow writes one for the project)'
+        )
+    of_name = {str(one).strip().lower(): one for one in found}
+    renamed = [f'{of_name[key]} to {one}' for one in absent if (key := str(one).strip().lower()) in of_name]
+    is_own = bool((source.data.entry.get('metainfo') or {}).get('classes')) and not has_other_count
+    if is_own and (source.data.is_evaluated or (not renamed and {*found} < {*classes})):
+        edit = 'sort the list of categories in this file so, with any ids'
+        if renamed:
+            edit = f'rename {first_few(renamed)}'
+        elif absent:
+            edit = f'add {first_few(absent)} to its categories, also without an annotation'
+        return f'; a model knows only the numbers of the classes: {edit}, in the order {_quoted(classes)}'
+    option = _as_option(source.stated.name, found if absent else names)
+    return f'; name those to train with, in the order of the file, such as all of it: {option}'
 
 
 def _quoted(names: Sequence[Any]) -> str:
@@ -87,17 +79,3 @@ def _as_option(name: str, names: Sequence[Any]) -> str:
     file = name.partition(', in the part ')[0]
     given = _quoted(names) if is_plain else f'"{file}"'
     return f'`swin-dense config ... --classes {given}`'
-
-
-def _check_count(source: Source) -> list[Any]:
-    """Return the classes of a data set whose files do not list them; raise ValueError if the model has others."""
-    data = source.data
-    classes, count = list(source.built.metainfo.get('classes') or ()), data.experiment.class_count
-    if classes and count not in (None, len(classes)):
-        names = sorted({str(one.label) for one in source.stated.objects()})
-        raise ValueError(
-            f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}; set the '
-            f'names, such as those in the files, with --set "{data.address}.metainfo.classes={names}", and num_classes '
-            'of each head to their number'
-        )
-    return classes

@@ -140,12 +140,7 @@ class DataSet:
     """
 
     def __init__(self, experiment: Experiment, entry: Any, split: str, address: str = 'a data set') -> None:
-        for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
-            if not isinstance(entry.get(key) or kind(), kind):
-                raise ValueError(f'{key} of {address} must be a {kind.__name__}, got {entry[key]!r}')
-        for prefix, folder in (entry.get('data_prefix') or {}).items():
-            if not isinstance(folder or '', str):
-                raise ValueError(f'data_prefix.{prefix} of {address} must be a str, got {folder!r}')
+        _check_paths(entry, address)
         self.experiment = experiment
         self.entry = entry
         self.split = split
@@ -162,11 +157,7 @@ class DataSet:
         self.evaluators = [part for part in dicts(metrics) if 'type' in part]
         with DATASETS.switch_scope_and_registry(experiment.scope) as registry:
             self.dataset_class: Any = registry.get(self.kind) if self.kind else None
-        known = getattr(self.dataset_class, 'METAINFO', {})
-        classes = (entry.get('metainfo') or {}).get('classes') or known.get('classes')
-        if isinstance(classes, str) and os.path.isfile(classes):  # mmengine reads a name from each line
-            classes = list_from_file(classes)
-        self.classes: tuple[Any, ...] = (classes,) if isinstance(classes, str) else tuple(classes or ())
+        self.classes = _class_names(entry, self.dataset_class)
 
     def folder(self, prefix: str) -> str:
         """Return the path or address of a folder, such as that of the prefix 'img'."""
@@ -189,6 +180,24 @@ class DataSet:
 
     def _below_root(self, path: str) -> str:
         return os.path.join(self.entry.get('data_root') or '', path)
+
+
+def _check_paths(entry: Any, address: str) -> None:
+    """Raise ValueError if a path of a data set, or the dict of its folders, has the wrong type."""
+    for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
+        if not isinstance(entry.get(key) or kind(), kind):
+            raise ValueError(f'{key} of {address} must be a {kind.__name__}, got {entry[key]!r}')
+    for prefix, folder in (entry.get('data_prefix') or {}).items():
+        if not isinstance(folder or '', str):
+            raise ValueError(f'data_prefix.{prefix} of {address} must be a str, got {folder!r}')
+
+
+def _class_names(entry: Any, dataset_class: Any) -> tuple[Any, ...]:
+    """Return the names of the classes of a data set, as mmengine reads them from a config or a class."""
+    classes = (entry.get('metainfo') or {}).get('classes') or getattr(dataset_class, 'METAINFO', {}).get('classes')
+    if isinstance(classes, str) and os.path.isfile(classes):  # with a name in each line
+        classes = list_from_file(classes)
+    return (classes,) if isinstance(classes, str) else tuple(classes or ())
 
 
 def in_its_scope(check: Callable[..., Found]) -> Callable[..., Found]:

@@ -99,41 +99,31 @@ def adapt(experiment: Experiment, options: OwnDataOptions, stack: contextlib.Exi
             another.
         ValueError: an option does not fit the recipe or the data.
     """
-    notes = []
-    if options.val_group is not None and options.val_share is None:
-        raise ValueError('--val-group keeps images of a group in one part of a split; give --val-share, too')
     classes = None if options.classes is None else class_names(options.classes)
-    places, reason = options.places, ''
-    _check_places(experiment, options)
-    if options.data_root is not None and not places:
-        places, reason = find_places(experiment, options.data_root, options.val_share is not None)
-        if places:
-            notes.append(f'found {", ".join(places.values())} in {options.data_root}')
-    if options.val_share is not None:
-        places = split_data(places, options, reason, stack)
+    places, reason, notes = _own_places(experiment, options, stack)
     if options.data_root is not None:
         replace_root(experiment, options.data_root)
     if places:
         _set_paths(experiment, options.data_root, places)
     if classes is not None:
         set_classes(experiment, classes)
-    if (classes is not None or places) and not experiment.is_detector:
-        for dataset in experiment.datasets:  # _find_endings detects them again
-            dataset.entry.pop('img_suffix', None)
-            dataset.entry.pop('seg_map_suffix', None)
     if options.sets_length:
         set_length(experiment, options.epochs, options.iters)
     if options.image_size is not None:
         checks.integer('--image-size', options.image_size)
         notes.append(set_image_size(experiment, options.image_size))
+    if classes is not None or places:
+        _forget_endings(experiment)
     merge_settings(experiment.config, options.set, only_read=True)
     experiment.check_form()
     framework_of(experiment.config)
     # After the settings, which number the steps of the recipe's pipelines.
-    if options.mask_values is not None:
-        map_values(experiment, _numbers('--mask-values', options.mask_values))
-    if options.ignore is not None:
-        ignore_values(experiment, _numbers('--ignore', options.ignore))
+    for option, text, change in (
+        ('--mask-values', options.mask_values, map_values),
+        ('--ignore', options.ignore, ignore_values),
+    ):
+        if text is not None:
+            change(experiment, _numbers(option, text))
     if not experiment.is_detector:
         notes += _find_endings(experiment)
     elif options.out is not None:
@@ -143,6 +133,23 @@ def adapt(experiment: Experiment, options: OwnDataOptions, stack: contextlib.Exi
         cause = f'no other layout was found: {reason}' if reason else 'no options such as --val-ann name others'
         raise FileNotFoundError(f'there is no {", no ".join(absent)}, as the recipe expects, and {cause}')
     return notes
+
+
+def _own_places(
+    experiment: Experiment, options: OwnDataOptions, stack: contextlib.ExitStack
+) -> tuple[dict[str, str], str, list[str]]:
+    """Return the given or found files and folders, split if asked for, why none were found, and notes."""
+    if options.val_group is not None and options.val_share is None:
+        raise ValueError('--val-group keeps images of a group in one part of a split; give --val-share, too')
+    _check_places(experiment, options)
+    places, reason, notes = options.places, '', []
+    if options.data_root is not None and not places:
+        places, reason = find_places(experiment, options.data_root, options.val_share is not None)
+        if places:
+            notes.append(f'found {", ".join(places.values())} in {options.data_root}')
+    if options.val_share is not None:
+        places = split_data(places, options, reason, stack)
+    return places, reason, notes
 
 
 def _check_places(experiment: Experiment, options: OwnDataOptions) -> None:
@@ -492,6 +499,13 @@ def make_palette(count: int) -> list[tuple[int, int, int]]:
         red, green, blue = colorsys.hsv_to_rgb(hue, 0.75, 0.9)
         colours.append((round(255 * red), round(255 * green), round(255 * blue)))
     return colours
+
+
+def _forget_endings(experiment: Experiment) -> None:
+    """Remove the endings of the recipe's own data, which :func:`_find_endings` then detects anew."""
+    for data in experiment.datasets if not experiment.is_detector else ():
+        data.entry.pop('img_suffix', None)
+        data.entry.pop('seg_map_suffix', None)
 
 
 def _find_endings(experiment: Experiment) -> list[str]:

@@ -97,7 +97,7 @@ WRONG = {
     "Roboflow's root category": (roboflow, r'several categories of one name or id.*remove or rename'),
     'another order': (
         lambda content: content['categories'].reverse(),
-        'in the order ripe pear,apple.*(--classes|sort the list)',
+        'has 2 classes, ripe pear, apple, but the config has 2, apple, ripe pear.*(--classes|sort the list)',
     ),
     'a category that is none': (
         first(category_id=99),
@@ -676,7 +676,7 @@ def test_data_are_split_again_beside_the_files_of_a_split(ten_fruits):
     [
         (
             ['--classes', 'plum'],
-            'such as all of the file: `swin-dense config ... --classes "',
+            'in the order of the file, such as all of it: `swin-dense config ... --classes "',
         ),
         (['--val-share', '0.99'], 'leaves none for training'),
         (['--val-share', '1'], '--val-share must be between 0 and 1'),
@@ -790,7 +790,7 @@ def test_errors_name_the_file_that_was_split(ten_fruits):
     ('train', 'val', 'message'),
     [
         (CLASSES, ['Apple', 'Ripe Pear'], 'rename Apple to apple, Ripe Pear to ripe pear'),
-        (CLASSES, ['apple'], 'add ripe pear there, also without an annotation'),
+        (CLASSES, ['apple'], 'add ripe pear to its categories, also without an annotation, in the order'),
         (CLASSES, CLASSES[::-1], 'sort the list of categories in this file so'),
     ],
 )
