@@ -31,7 +31,8 @@ MODELS = {
 }
 LARGEST = '2 x 800 x 1344'
 COLOURS = ('#30609c', '#9cb8d8', '#e08a2e')
-BACKBONES = {'SwinTransformer': ('#e08a2e', '-'), 'SwinDense': ('#30609c', '--')}
+# The control is SwinTransformer once more, from the next larger number for each weight.
+BACKBONES = {'SwinTransformer': ('#e08a2e', '-'), 'control': ('#888888', ':'), 'SwinDense': ('#30609c', '--')}
 TITLES = {
     'nuclei': 'Mask R-CNN, nuclei',
     'nuclei-pixels': 'UPerNet, pixels of nuclei',
@@ -105,11 +106,12 @@ def draw_areas(found: Sequence[Measurement], path: Path) -> None:
 
 
 def draw_curves(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the loss of each step of all runs, one panel for each data set: both backbones over each other."""
+    """Draw the loss of each step of all small runs, one panel for each data set: the backbones over each other."""
     figure, axes = plt.subplots(1, len(TITLES), figsize=(11, 3.2), constrained_layout=True)
     for axis, (dataset, title) in zip(axes, TITLES.items(), strict=True):
         for backbone, (colour, line) in BACKBONES.items():
-            own = [run for run in runs if (run['dataset'], run['backbone']) == (dataset, backbone)]
+            key = (dataset, 'small', backbone)
+            own = [run for run in runs if (run['dataset'], run['size'], run['backbone']) == key]
             for index, run in enumerate(own):
                 losses = [step['loss'] for step in run['losses']]
                 means = [statistics.fmean(losses[max(0, end - SMOOTHED) : end]) for end in range(1, len(losses) + 1)]
@@ -119,7 +121,7 @@ def draw_curves(runs: Sequence[dict[str, Any]], path: Path) -> None:
         axis.tick_params(labelsize=8)
         axis.spines[['top', 'right']].set_visible(False)
     axes[0].set_ylabel(f'loss, mean of {SMOOTHED} steps', fontsize=8)
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[1].legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)
 
 

@@ -1,14 +1,15 @@
-"""Write what pages say of benchmarks/real_data.py: a table of scores, and one sentence for the README."""
+"""Write what pages say of benchmarks/real_data.py: tables of scores and of differences, and a table for the README."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / 'benchmarks' / 'results' / 'real_data.json'
-BACKBONES = ('SwinTransformer', 'SwinDense')
+ORIGINAL, CONTROL, OURS = BACKBONES = ('SwinTransformer', 'control', 'SwinDense')
 # Data set -> the model and the data, in English and in Chinese, and the scores to show; the README shows the last.
 SHOWN: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
     'nuclei': (
@@ -42,94 +43,112 @@ FIRST = 3  # steps that must agree
 
 
 def photographs_table() -> str:
-    """Return the facts of the runs and the table of their scores, a column for each backbone and its file."""
-    runs = _runs()
-    rows = []
+    """Return the facts of the runs, their scores, and the differences within each seed."""
+    runs = _runs('small')
+    rows, differences = [], []
     for dataset, (title, _, metrics) in SHOWN.items():
         for name, path in metrics.items():
-            cells = [
-                _values(runs, dataset, backbone, source, path)
-                for backbone in BACKBONES
-                for source in ('framework', 'file')
-            ]
-            rows.append([title, name, *cells])
-    titles = [f'{backbone}, {source}' for backbone in BACKBONES for source in ('framework', 'file')]
-    lines = [['model, data', 'score', *titles], ['---'] * 6, *rows]
-    table = ''.join('| ' + ' | '.join(cells) + ' |\n' for cells in lines)
-    return f'{_facts(runs)}\n\n{table}'
+            values = [_values(runs, dataset, backbone, path) for backbone in BACKBONES]
+            rows.append([title, name, *(_by_seed(found) for found in values)])
+            pairs = [{seed: value - values[0][seed] for seed, value in other.items()} for other in values[1:]]
+            differences.append([title, name, *(_by_seed(found, '+.3f') for found in pairs)])
+    table = _table(['model, data', 'score', *BACKBONES], rows)
+    beside = _table(['model, data', 'difference of', 'control', 'SwinDense'], differences)
+    return f'{_facts(runs)}\n\n{table}\nThe same scores, minus that of SwinTransformer with the same seed:\n\n{beside}'
 
 
-def trained_line() -> str:
-    """Return the sentence of the README."""
-    scores = _last_scores(_runs(), 0)
-    shown = '\n'.join(
-        f'- {title}: {name} {values[0]}, and {values[1]} with `SwinDense`' for title, name, values in scores
-    )
-    return (
-        'Three small models were trained on public photographs from random weights, with `SwinTransformer` and with '
-        'the word changed (a figure for each seed):\n\n'
-        f'{shown}\n\n'
-        'The losses of the first step agree within rounding. Later, rounding grows from step to step, and '
-        'each training takes its own way. `python benchmarks/real_data.py` repeats this ([on '
-        'photographs](docs/on-photographs.md)).\n'
-    )
+def medium_table() -> str:
+    """Return the scores of the larger trainings, by the framework and by the exported file."""
+    rows = []
+    for run in _runs('medium'):
+        title, _, metrics = SHOWN[run['dataset']]
+        minutes = run['costs']['train']['processor seconds'] / 60
+        how = f'{title}, {run["backbone"]}, {run["settings"]["epochs"]} epochs, {minutes:.0f} min of one thread'
+        for name, path in metrics.items():
+            rows.append([how, name, *(f'{_score(run, source, path):.3f}' for source in ('framework', 'file'))])
+    return _table(['model, data', 'score', 'framework', 'file'], rows)
 
 
-def chinese_trained_line() -> str:
-    """Return the same sentence in Chinese."""
-    scores = _last_scores(_runs(), 1)
-    shown = '\n'.join(f'- {title}：{name} {values[0]}，`SwinDense` 为 {values[1]}' for title, name, values in scores)
-    return (
-        '三个小模型在公开照片上由随机权重开始训练，分别使用 `SwinTransformer` 与改动一个词之后的配置'
-        '（每个随机种子一个数值）：\n\n'
-        f'{shown}\n\n'
-        '第一步的损失在舍入误差内一致。之后舍入误差逐步放大，各次训练因此不同。'
-        '`python benchmarks/real_data.py` 可重复这一训练（[真实照片](docs/on-photographs.md)）。\n'
-    )
+def trained_table() -> str:
+    """Return the table of the README."""
+    titles = ['trained on public photographs', '`SwinTransformer`', 'control', '`SwinDense`']
+    return _table(titles, _last_scores(0, ' to ', ', '))
 
 
-def _runs() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text())['runs']
+def chinese_trained_table() -> str:
+    """Return the same table in Chinese."""
+    titles = ['在公开照片上训练', '`SwinTransformer`', '对照', '`SwinDense`']
+    return _table(titles, _last_scores(1, ' 至 ', '，'))
 
 
-def _last_scores(runs: Sequence[dict[str, Any]], language: int) -> list[tuple[str, str, list[str]]]:
-    found = []
+def _runs(size: str) -> list[dict[str, Any]]:
+    runs = json.loads(RESULTS.read_text())['runs']
+    return sorted((run for run in runs if run['size'] == size), key=lambda run: run['seed'])
+
+
+def _last_scores(language: int, to: str, comma: str) -> list[list[str]]:
+    """Return a row for each model: its title, and for each backbone the mean and the range over the seeds."""
+    runs = _runs('small')
+    rows = []
     for dataset, (*titles, metrics) in SHOWN.items():
         name, path = list(metrics.items())[-1]
-        values = [_values(runs, dataset, backbone, 'framework', path) for backbone in BACKBONES]
-        if all(values):
-            found.append((titles[language], name, values))
-    return found
+        cells = []
+        for backbone in BACKBONES:
+            values = list(_values(runs, dataset, backbone, path).values())
+            spread = f'{min(values):.3f}{to}{max(values):.3f}' if values else ''
+            cells.append(f'{statistics.fmean(values):.3f} ({spread})' if values else '')
+        rows.append([f'{titles[language]}{comma}{name}', *cells])
+    return rows
 
 
 def _facts(runs: Sequence[dict[str, Any]]) -> str:
-    """Return what the runs were, how far their first steps differ, and what they cost."""
-    seeds = {dataset: {run['seed'] for run in runs if run['dataset'] == dataset} for dataset in SHOWN}
-    counted = ', '.join(f'{len(found)} of {SHOWN[name][0]}' for name, found in seeds.items() if found)
-    pairs: dict[tuple[str, int], dict[str, Any]] = {}
+    """Return how far the first steps differ, how far files differ from the framework, and what the runs cost."""
+    by_seed: dict[tuple[str, int], dict[str, Any]] = {}
     for run in runs:
-        pairs.setdefault((run['dataset'], run['seed']), {})[run['backbone']] = run
-    differences = []
-    for pair in pairs.values():
-        if len(pair) == len(BACKBONES):
-            losses = [[step['loss'] for step in pair[name]['losses'][:FIRST]] for name in BACKBONES]
-            differences += [abs(one / other - 1) for one, other in zip(*losses, strict=True)]
+        by_seed.setdefault((run['dataset'], run['seed']), {})[run['backbone']] = run
+    steps = {}
+    for backbone in (CONTROL, OURS):
+        pairs = [(pair[ORIGINAL], pair[backbone]) for pair in by_seed.values() if {ORIGINAL, backbone} <= pair.keys()]
+        steps[backbone] = max(
+            abs(other['losses'][step]['loss'] / original['losses'][step]['loss'] - 1)
+            for original, other in pairs
+            for step in range(FIRST)
+        )
+    of_files = [
+        abs(_score(run, 'file', path) - _score(run, 'framework', path))
+        for run in runs
+        if 'file' in run['scores']
+        for path in SHOWN[run['dataset']][2].values()
+    ]
     seconds = [run['costs']['train']['processor seconds'] for run in runs]
     processors = ' and '.join(sorted({run['processor'].partition(' (')[0] for run in runs}))
     return (
-        f'Seeds of three that have been run: {counted}. The losses of the first {FIRST} steps differ by at most '
-        f'{max(differences):.0e} of their value between the backbones. A training took {min(seconds):.0f} to '
-        f'{max(seconds):.0f} s of one thread ({processors}). A cell has the score of each seed, in their order.'
+        f'The losses of the first {FIRST} steps differ from those of SwinTransformer by at most {steps[OURS]:.0e} of '
+        f'their value with SwinDense, and by {steps[CONTROL]:.0e} in the control. {len(of_files)} scores of exported '
+        f'files differ from those of the framework by at most {max(of_files):.0e}. A training took {min(seconds):.0f} '
+        f'to {max(seconds):.0f} s of one thread ({processors}). A cell has the score of each seed, from seed 0.'
     )
 
 
-def _values(runs: Sequence[dict[str, Any]], dataset: str, backbone: str, source: str, path: Sequence[str]) -> str:
-    """Return a score of each seed, in their order; '' if there is none."""
-    values = []
-    for run in sorted(runs, key=lambda run: run['seed']):
-        value: Any = run['scores'].get(source)
-        if (run['dataset'], run['backbone']) == (dataset, backbone) and value is not None:
-            for key in path:
-                value = value[key]
-            values.append(f'{value:.3f}')
-    return ', '.join(values)
+def _values(runs: Sequence[dict[str, Any]], dataset: str, backbone: str, path: Sequence[str]) -> dict[int, float]:
+    """Return a score by seed."""
+    chosen = [run for run in runs if (run['dataset'], run['backbone']) == (dataset, backbone)]
+    return {run['seed']: _score(run, 'framework', path) for run in chosen}
+
+
+def _score(run: dict[str, Any], source: str, path: Sequence[str]) -> float:
+    value: Any = run['scores'][source]
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _by_seed(values: dict[int, float], form: str = '.3f') -> str:
+    """Return the values from seed 0 on, with a dash for a seed that is missing before the last."""
+    seeds = range(max(values, default=-1) + 1)
+    return ', '.join(format(values[seed], form) if seed in values else '-' for seed in seeds)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ['---'] * len(titles), *rows]
+    return ''.join('| ' + ' | '.join(cells) + ' |\n' for cells in lines)

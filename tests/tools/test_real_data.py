@@ -6,10 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from benchmarks import bench_photographs as photographs
 from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / 'tools'))
+import photographs_table
 
 VOC = """<annotation><object><name>{name}</name><bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax>
 <ymax>{box[3]}</ymax></bndbox></object></annotation>"""
@@ -91,11 +95,55 @@ def test_both_backbones_take_the_same_first_step_and_a_file_scores_as_its_framew
     command += ['--steps', '2', '--json', results, '--work-dir', tmp_path / 'work']
     subprocess.run([*command, '--parts', 'train'], check=True, cwd=tmp_path)
     subprocess.run([*command, '--parts', 'file', '--backbone', 'SwinTransformer'], check=True, cwd=tmp_path)
-    ours, original = json.loads(results.read_text())['runs']
-    assert (ours['backbone'], original['backbone']) == ('SwinDense', 'SwinTransformer')
+    ours, original, control = json.loads(results.read_text())['runs']
+    assert [run['backbone'] for run in (ours, original, control)] == ['SwinDense', 'SwinTransformer', 'control']
     assert len(ours['losses']) == 2
     for name, loss in original['losses'][0].items():
         assert ours['losses'][0][name] == pytest.approx(loss, rel=1e-5)
+        assert control['losses'][0][name] == pytest.approx(loss, rel=1e-5)
+    first, second = (
+        torch.load(tmp_path / 'work' / f'nuclei-pixels-small-3-{name}' / 'initial.pth')['state_dict']
+        for name in ('SwinTransformer', 'control')
+    )
+    changed = {name for name, value in first.items() if not torch.equal(value, second[name])}
+    assert len(changed) > 100
+    torch.testing.assert_close(second, first, rtol=1.2e-7, atol=1e-45)  # one step of float32
     assert ours['scores']['framework']['mIoU'] == pytest.approx(original['scores']['framework']['mIoU'], abs=0.02)
     assert original['scores']['file']['mIoU'] == pytest.approx(original['scores']['framework']['mIoU'], abs=1e-3)
     assert 'file' not in ours['scores']
+
+
+def a_run(backbone, seed, score, size='small', losses=(4.0, 3.0, 2.0)):
+    scores = {'mIoU': score, 'IoU of classes': {'nucleus': score / 2}}
+    return {
+        'dataset': 'nuclei-pixels',
+        'size': size,
+        'seed': seed,
+        'backbone': backbone,
+        'settings': {'epochs': 2},
+        'scores': {'framework': scores, 'file': scores},
+        'costs': {'train': {'processor seconds': 60}},
+        'processor': 'A processor (two cores)',
+        'losses': [{'loss': loss} for loss in losses],
+    }
+
+
+def test_tables_compare_the_runs_of_one_seed_and_one_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(photographs_table, 'RESULTS', tmp_path / 'results.json')
+    runs = [
+        a_run('SwinTransformer', 0, 0.5),
+        a_run('SwinTransformer', 1, 0.7),
+        a_run('SwinDense', 1, 0.6, losses=(4.0, 3.003, 2.0)),
+        a_run('SwinDense', 0, 0.75),
+        a_run('control', 1, 0.8),
+        a_run('SwinDense', 0, 0.9, size='medium'),
+    ]
+    (tmp_path / 'results.json').write_text(json.dumps({'runs': runs}))
+    page = photographs_table.photographs_table()
+    assert '| mIoU | 0.500, 0.700 | -, 0.800 | 0.750, 0.600 |' in page
+    assert '| mIoU | -, +0.100 | +0.250, -0.100 |' in page
+    assert 'by at most 1e-03 of their value with SwinDense, and by 0e+00 in the control' in page
+    assert '| 0.600 (0.500 to 0.700) | 0.800 (0.800 to 0.800) | 0.675 (0.600 to 0.750) |' in (
+        photographs_table.trained_table()
+    )
+    assert photographs_table.medium_table().splitlines()[-1].endswith('1 min of one thread | mIoU | 0.900 | 0.900 |')
