@@ -163,10 +163,8 @@ def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, Any
 
 
 def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], Any]]:
-    """Import the libraries of an implementation, and return a function that loads the model and returns a predictor."""
-    picture = folder / 'photo.png'
-    pixels = np.asarray(Image.open(picture))[:, :, ::-1]
-    img = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
+    """Import the libraries of a way, and return a function that loads the model and returns a predictor."""
+    pixels = np.asarray(Image.open(folder / 'photo.png'))[:, :, ::-1]
     if way == 'PyTorch':
         import torch
 
@@ -175,30 +173,29 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
 
         torch.set_num_threads(threads)
 
-        def in_torch() -> Callable[[], Any]:
-            predictor = Predictor(load_recipe(str(folder / 'config.py')), str(folder / 'weights.pth'), 'cpu')
-            return lambda: without_pasting(predictor.model, pixels)
+        def load() -> Callable[[], Any]:
+            model = Predictor(load_recipe(str(folder / 'config.py')), str(folder / 'weights.pth'), 'cpu').model
+            return lambda: without_pasting(model, pixels)
 
-        return in_torch
+        return load
+    from swin_dense.workbench.runtime.sessions import OnnxRuntime, OpenVino
+
+    inputs = {'img': np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)}
     if 'ONNX Runtime' in way:
         import onnxruntime  # noqa: F401  its memory must not be counted
 
-        from swin_dense.workbench.runtime.sessions import OnnxRuntime
+        session = functools.partial(OnnxRuntime, folder / ('int8.onnx' if 'int8' in way else 'model.onnx'), threads)
+    else:
+        import openvino  # noqa: F401  likewise
 
-        def in_onnx_runtime() -> Callable[[], Any]:
-            run = OnnxRuntime(folder / ('int8.onnx' if 'int8' in way else 'model.onnx'), threads).run
-            return lambda: finished(run({'img': img}), pixels)
+        dtype = 'bfloat16' if 'bfloat16' in way else 'float32'
+        session = functools.partial(OpenVino, folder / 'model.onnx', threads, dtype)
 
-        return in_onnx_runtime
-    import openvino  # noqa: F401  likewise
+    def load_file() -> Callable[[], Any]:
+        run = session().run
+        return lambda: finished(run(inputs), pixels)
 
-    from swin_dense.workbench.runtime.sessions import OpenVino
-
-    def in_openvino() -> Callable[[], Any]:
-        run = OpenVino(folder / 'model.onnx', threads, 'bfloat16' if 'bfloat16' in way else 'float32').run
-        return lambda: finished(run({'img': img}), pixels)
-
-    return in_openvino
+    return load_file
 
 
 def finished(outputs: list[np.ndarray], pixels: np.ndarray) -> Any:

@@ -14,15 +14,13 @@ one process and take turns in a random order.
 
 Host time is the time until a call returns, wall time until the GPU has finished, both medians; the time in a loop is
 that of a pass among others without a wait between them; GPU time is the sum of all kernels, launches are their number.
-Errors are the largest absolute difference from plain operations in float64, relative to the largest value. ``absent``
-names models that cannot be imported here, ``failed`` what ended with an error.
+``absent`` names models that cannot be imported here, ``failed`` what ended with an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import functools
 import itertools
 import os
@@ -38,11 +36,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from bench_models import build_ours, build_peer
-from harness import in_turns, kernels_of, largest_error, median_ms, peak_mib, seconds_of
+from harness import in_turns, kernels_of, median_ms, peak_mib, seconds_of
 from measurements import Run, runs_in, write
 from torch import Tensor, nn
 
-from swin_dense import SwinBackbone, use_graphs
+from swin_dense import use_graphs
 from swin_dense.models.layers import build_norm
 from swin_dense.ops import norm as norm_operation
 from swin_dense.ops import window_attention
@@ -233,24 +231,24 @@ def step_machine(step: Step) -> None:
 
 
 def step_kernel(step: Step) -> None:
-    """Compare the kernel and torch's attention with float64, and time them."""
+    """Time the kernel, torch's attention and plain operations; the tests compare them with float64."""
     for case in [TINY_CASE] if step.is_rehearsal else CASES:
-        exact = results(case, 'reference', torch.float64, step.device)
         size = f'{case.height} x {case.width}, {case.channels} channels, {case.window}'
         for backend in ('sdpa', 'reference') if step.is_rehearsal else ('triton', 'sdpa', 'reference'):
-            names = {'model': backend, 'size': size, 'way': str(case.dtype).removeprefix('torch.')}
-            inputs = make_inputs(case, case.dtype, step.device)
+            names = {'model': backend, 'size': size, 'way': name_of(case.dtype)}
+            inputs = make_inputs(case, step.device)
             infer = torch.no_grad()(functools.partial(attend, case, inputs, backend))
             train = functools.partial(gradients, case, inputs, backend)
             with step.measuring(what='attention: inference', **names) as add:
                 step.add_kernels(add, infer)
                 add(1e3 * median_ms(infer, step.device)[0], 'host time', 'us')
             with step.measuring(what='attention: training step', **names) as add:
-                found = results(case, backend, case.dtype, step.device)
-                for name, truth in exact.items():
-                    add(largest_error(found[name], truth), f'error of {name}', 'of the largest value')
                 step.add_kernels(add, train)
                 add(peak_mib(train, step.device), 'peak memory', 'MiB')
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix('torch.')
 
 
 def step_eager(step: Step) -> None:
@@ -337,35 +335,28 @@ def step_whole(step: Step) -> None:
 
 
 def step_norm(step: Step) -> None:
-    """Compare the kernel of LayerNorm and torch's with float64 on the maps of a Swin-T, and time them, by size."""
+    """Time the kernel of LayerNorm and torch's on the maps of a Swin-T; the tests compare them with float64."""
     norm_operation.LEAST_IN_TRAINING = 0
     maps = [(134_400, 96), (33_600, 192), (33_600, 384), (8_400, 384), (2_100, 768), (3_136, 96), (196, 384)]
     maps = maps[-1:] if step.is_rehearsal else maps
-    parts = ('the output', 'the gradient of the input', 'the gradient of the weight', 'the gradient of the bias')
     for (tokens, channels), dtype in itertools.product(maps, (torch.float32, torch.bfloat16)):
         x = torch.randn(tokens, channels, device=step.device, dtype=dtype, requires_grad=True)
-        grad = torch.randn(tokens, channels, device=step.device)
-        exact = normed(nn.LayerNorm(channels, device=step.device).double(), x.detach().double(), grad.double())
         norms = {'ours': build_norm({'type': 'LN'}, channels, feeds_linear=True).to(step.device)}
         norms['torch'] = nn.LayerNorm(channels, device=step.device)
         for name, norm in norms.items():
-            names = {'model': name, 'size': f'{tokens} x {channels}', 'way': str(dtype).removeprefix('torch.')}
-            run = autocast(step, functools.partial(normed, norm, x, grad))
+            names = {'model': name, 'size': f'{tokens} x {channels}', 'way': name_of(dtype)}
             infer = autocast(step, torch.no_grad()(functools.partial(norm, x)))
-            for what, function in (('norm: inference', infer), ('norm: training step', run)):
+            train = autocast(step, functools.partial(trained, norm, x))
+            for what, function in (('norm: inference', infer), ('norm: training step', train)):
                 with step.measuring(what=what, **names) as add:
-                    if function is run:
-                        for part, found, truth in zip(parts, run(), exact, strict=True):
-                            add(largest_error(found, truth), f'error of {part}', 'of the largest value')
                     step.add_kernels(add, function)
                     add(1e3 * median_ms(function, step.device, ROUNDS)[0], 'host time', 'us')
 
 
-def normed(norm: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """Return the output of a norm and its gradients of the input, the weight and the bias."""
-    x = x.detach().requires_grad_()
+def trained(norm: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of the input, the weight and the bias of a norm."""
     out = norm(x)
-    return out.detach(), *torch.autograd.grad(out, [x, *norm.parameters()], grad.to(out.dtype))
+    return torch.autograd.grad(out, [x, *norm.parameters()], torch.ones_like(out))
 
 
 def autocast(step: Step, function: Callable[[], Any]) -> Callable[[], Any]:
@@ -373,7 +364,7 @@ def autocast(step: Step, function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def step_use_graphs(step: Step) -> None:
-    """Time use_graphs and make_graphed_callables beside eager passes, and compare gradients."""
+    """Time use_graphs and make_graphed_callables beside eager passes; the tests compare their gradients."""
     for size, is_training in ((SIZE, True), (CROP, True), (SIZE, False)):
         img = image(step, size, 2)
         names = {'what': WHAT[is_training], 'model': 'auto', 'size': size_of(2, size)}
@@ -398,36 +389,11 @@ def step_use_graphs(step: Step) -> None:
                 # As in a training loop, where the host prepares the next pass while the GPU computes
                 loop = functools.partial(repeat, run, LOOP)
                 add(min(1e3 * seconds_of(loop, step.device)[1] for _ in range(3)) / LOOP, 'time in a loop', 'ms')
-    # By default, eager passes compute small norms with torch's operator, and graphs with the kernel.
-    for least in (norm_operation.LEAST_IN_TRAINING, 0):
-        norm_operation.LEAST_IN_TRAINING = least
-        names = {'what': 'training step', 'model': 'auto', 'size': size_of(2, CROP)}
-        with step.measuring(**names, way=f'use_graphs, norms by the kernel from {least} numbers') as add:
-            add(difference_by_graphs(step), 'difference from eager gradients', 'of the largest value')
 
 
 def repeat(run: Callable[[], object], times: int) -> None:
     for _ in range(times):
         run()
-
-
-def difference_by_graphs(step: Step) -> float:
-    """Return the largest difference of gradients in training steps that accumulate gradients and change weights."""
-    plain = SwinBackbone('t', drop_path_rate=0.0).to(step.device)
-    model = use_graphs(copy.deepcopy(plain))
-    worst = 0.0
-    for _ in range(8):
-        img = image(step, CROP, 2)
-        for one in (plain, model):
-            one.zero_grad(set_to_none=True)
-            for part in (img, img.flip(-1)):
-                outs = autocast(step, functools.partial(one, part))()
-                torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
-        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-            worst = max(worst, largest_error(ours.grad, theirs.grad))
-            ours.data -= 1e-3 * theirs.grad.sign()
-            theirs.data -= 1e-3 * theirs.grad.sign()
-    return worst
 
 
 def step_compiled(step: Step) -> None:
@@ -475,52 +441,33 @@ def training_step_of(framework: str, backbone: str, step: Step) -> Callable[[], 
 
 def samples_of(framework: str, config: Any, step: Step) -> dict[str, Any]:
     """Return two images with five boxes and masks each, or with classes of pixels."""
-    side = (64, 96) if step.is_rehearsal else SIZE if framework == 'mmdet' else (512, 512)
-    inputs = [torch.randint(256, (3, *side), dtype=torch.uint8) for _ in range(2)]
-    meta = {'img_shape': side, 'ori_shape': side, 'pad_shape': side, 'batch_input_shape': side}
-    samples: list[Any] = []
-    for _ in inputs:
-        if framework == 'mmseg':
-            from mmengine.structures import PixelData
-            from mmseg.structures import SegDataSample
+    size = (64, 96) if step.is_rehearsal else SIZE if framework == 'mmdet' else CROP
+    if framework == 'mmdet':
+        from mmdet.testing import demo_mm_inputs
 
-            classes = config.model.decode_head.num_classes
-            sample = SegDataSample(metainfo=meta)
-            sample.gt_sem_seg = PixelData(data=torch.randint(classes, (1, *side)))
-        else:
-            import numpy as np
-            from mmdet.structures import DetDataSample
-            from mmdet.structures.mask import BitmapMasks
-            from mmengine.structures import InstanceData
+        classes = config.model.roi_head.bbox_head.num_classes
+        return demo_mm_inputs(2, (3, *size), num_items=[5, 5], num_classes=classes, with_mask=True)
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
 
-            height, width = side
-            corners = torch.rand(5, 2) * torch.tensor([width / 2, height / 2])
-            boxes = torch.cat([corners, corners + torch.tensor([width / 3, height / 3])], 1)
-            masks = np.zeros((5, *side), np.uint8)
-            for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-                mask[y1:y2, x1:x2] = 1
-            sample = DetDataSample(metainfo=meta)
-            labels = torch.arange(5)
-            sample.gt_instances = InstanceData(bboxes=boxes, labels=labels, masks=BitmapMasks(masks, *side))
-        samples.append(sample)
-    return {'inputs': inputs, 'data_samples': samples}
+    classes = config.model.decode_head.num_classes
+    truth = [PixelData(data=torch.randint(classes, (1, *size))) for _ in range(2)]
+    samples = [SegDataSample(metainfo={'img_shape': size, 'ori_shape': size}, gt_sem_seg=one) for one in truth]
+    return {'inputs': [torch.randint(256, (3, *size), dtype=torch.uint8) for _ in truth], 'data_samples': samples}
 
 
 # Attention alone
 
 
-def make_inputs(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """Return a map, weight and bias of its projection, and a position table, the same numbers in every dtype."""
-    generator = torch.Generator().manual_seed(0)
+def make_inputs(case: Case, device: str) -> tuple[Tensor, ...]:
+    """Return a map, weight and bias of its projection, and a position table."""
     shapes = (
         (1, case.height, case.width, case.channels),
         (3 * case.channels, case.channels),
         (3 * case.channels,),
         ((2 * case.window - 1) ** 2, case.heads),
     )
-    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
-    drawn[1] /= case.channels**0.5
-    return tuple(x.to(case.dtype).to(device, dtype).requires_grad_() for x in drawn)
+    return tuple(torch.randn(shape, device=device, dtype=case.dtype, requires_grad=True) for shape in shapes)
 
 
 def attend(case: Case, inputs: tuple[Tensor, ...], backend: str) -> Tensor:
@@ -532,15 +479,9 @@ def attend(case: Case, inputs: tuple[Tensor, ...], backend: str) -> Tensor:
 
 
 def gradients(case: Case, inputs: tuple[Tensor, ...], backend: str) -> tuple[Tensor, ...]:
-    """Return the output and the gradients of all inputs."""
+    """Return the gradients of all inputs."""
     out = attend(case, inputs, backend)
-    factors = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
-    return out.detach(), *torch.autograd.grad(out, inputs, factors.to(case.dtype).to(out.dtype))
-
-
-def results(case: Case, backend: str, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    names = ('output', 'map', 'weight', 'bias', 'position bias')
-    return dict(zip(names, gradients(case, make_inputs(case, dtype, device), backend), strict=True))
+    return torch.autograd.grad(out, inputs, torch.ones_like(out))
 
 
 # Whole models

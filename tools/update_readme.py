@@ -22,7 +22,7 @@ from measurements import RESULTS, Measurement, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 from photographs_table import chinese_trained_table, photographs_table, trained_table  # noqa: E402
 
-from swin_dense.workbench.recipes.zoo import FOLDERS, read_zoo  # noqa: E402
+from swin_dense.workbench.recipes.zoo import FOLDERS, Recipe, read_zoo  # noqa: E402
 
 
 def main() -> None:
@@ -59,6 +59,11 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [titles, ['---'] * len(titles), *rows]
     table = ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
     return table.replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
+
+
+def same(*names: str) -> dict[str, str]:
+    """Return columns whose titles are what they show."""
+    return dict(zip(names, names, strict=True))
 
 
 # The cells of tables
@@ -211,10 +216,10 @@ def originals_table() -> str:
 
 def chinese_originals_table() -> str:
     """Return the table of the Chinese README, with the errors in the originals' own words."""
-    cells = []
-    for name, row in _failures().items():
-        user, wrong, ours = CHINESE_ROWS[name]
-        cells.append((user, f'{row["package"]}（{_link(row)}）：{wrong or _words(row, SHORT)}', ours))
+    cells = [
+        (user, f'{row["package"]}（{_link(row)}）：{wrong or _words(row, SHORT)}', ours)
+        for row, (user, wrong, ours) in ((row, CHINESE_ROWS[name]) for name, row in _failures().items())
+    ]
     return markdown(['你的操作', '原实现', '本项目'], cells)
 
 
@@ -272,65 +277,39 @@ def _model_rows() -> list[list[str]]:
     gpu_times = {'swin_t': span([one for one in on_gpu if (one.model, one.quantity) == ('auto', 'wall time')])}
     zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
     rows = []
-    for name, (top_1, measured, *recipe_names) in MODELS.items():
-        accuracies = []
-        for recipe_name in recipe_names:
-            if recipe_name is None:
-                accuracies.append('')
-                continue
-            folder, recipe = zoo[recipe_name]
-            metrics = [recipe.metrics[metric] for metric in ('box AP', 'mask AP', 'mIoU') if metric in recipe.metrics]
-            head = recipe.model['In Collection']
-            accuracies.append(f'{" / ".join(map(str, metrics))}, [{head}](configs/{folder}/README.md)')
+    for name, (top_1, arch, *recipes) in MODELS.items():
         costs = ['', '', '', '']
-        if measured is not None:
-            parameters, flops, ms = (on_cpu[measured, quantity].value for quantity in ('parameters', 'FLOPs', 'time'))
-            costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}', gpu_times.get(measured, '')]
+        if arch is not None:
+            parameters, flops, ms = (on_cpu[arch, quantity].value for quantity in ('parameters', 'FLOPs', 'time'))
+            costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}', gpu_times.get(arch, '')]
         pretraining = 'ImageNet-22K' if 'in22k' in name else 'ImageNet-1K'
+        accuracies = [_accuracy(*zoo[recipe]) if recipe else '' for recipe in recipes]
         rows.append([f'`{name}`', pretraining, str(top_1), *accuracies, *costs])
     return rows
 
 
+def _accuracy(folder: str, recipe: Recipe) -> str:
+    """Return the published metrics of a recipe, and a link to its list."""
+    metrics = [str(recipe.metrics[name]) for name in ('box AP', 'mask AP', 'mIoU') if name in recipe.metrics]
+    return f'{" / ".join(metrics)}, [{recipe.model["In Collection"]}](configs/{folder}/README.md)'
+
+
+MASK_RCNN = 'mask-rcnn_swin-{}-p4-w7_fpn_official-amp-ms-crop-3x_coco'
+CASCADE = 'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'
+DINO = 'dino-5scale_swin-l_8xb2-36e_coco'
+UPERNET_1K = 'swin-{}-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512'
+UPERNET_22K = 'swin-{}-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640'
+UPERNET_384 = 'swin-large-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512'
 # Published weights -> top-1 accuracy on ImageNet-1K from the authors' list (MODELHUB.md of
-# github.com/microsoft/Swin-Transformer), the row of benchmarks/models.py with these windows, if any, and recipes for
-# COCO and ADE20K that start from the same pretraining; None where none has a published figure.
+# github.com/microsoft/Swin-Transformer), the arch that was timed with these windows, if any, and recipes for COCO and
+# ADE20K that start from the same pretraining; None where none has a published figure.
 MODELS: dict[str, tuple[float, str | None, str | None, str | None]] = {
-    'swin_t.in1k': (
-        81.2,
-        'swin_t',
-        'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco',
-        'swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
-    ),
-    'swin_s.in1k': (
-        83.2,
-        'swin_s',
-        'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco',
-        'swin-small-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
-    ),
-    'swin_b.in1k': (
-        83.5,
-        'swin_b',
-        'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco',
-        'swin-base-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512',
-    ),
-    'swin_b.in22k_in1k': (
-        85.2,
-        'swin_b',
-        None,
-        'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640',
-    ),
-    'swin_l.in22k_in1k': (
-        86.3,
-        'swin_l',
-        None,
-        'swin-large-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640',
-    ),
-    'swin_l.in22k_in1k_384': (
-        87.3,
-        None,
-        'dino-5scale_swin-l_8xb2-36e_coco',
-        'swin-large-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512',
-    ),
+    'swin_t.in1k': (81.2, 'swin_t', MASK_RCNN.format('t'), UPERNET_1K.format('tiny')),
+    'swin_s.in1k': (83.2, 'swin_s', MASK_RCNN.format('s'), UPERNET_1K.format('small')),
+    'swin_b.in1k': (83.5, 'swin_b', CASCADE, UPERNET_1K.format('base')),
+    'swin_b.in22k_in1k': (85.2, 'swin_b', None, UPERNET_22K.format('base')),
+    'swin_l.in22k_in1k': (86.3, 'swin_l', None, UPERNET_22K.format('large')),
+    'swin_l.in22k_in1k_384': (87.3, None, DINO, UPERNET_384),
     'swinv2_t.in1k_w16': (82.8, 'swinv2_t', None, None),
     'swinv2_s.in1k_w16': (84.1, 'swinv2_s', None, None),
     'swinv2_b.in1k_w16': (84.6, 'swinv2_b', None, None),
@@ -350,7 +329,8 @@ MODEL_TITLES = {
 }
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 GPU_PEERS = ('timm', 'torchvision', 'mmdet')
-GPU_MODELS = {'auto': 'ours', 'sdpa': "ours, torch's attention", **{name: name for name in GPU_PEERS}}
+GPU_MODELS = {'auto': 'ours', 'sdpa': "ours, torch's attention", **same(*GPU_PEERS)}
+RUNTIMES = ('ONNX Runtime', 'OpenVINO')
 RELATIVE = 'time relative to ours'
 FORMATS = {RELATIVE: '.2f', 'GPU time': '.2f', 'peak memory': '.0f', 'difference from the backbone': '.0e'}
 # The way of measurements -> its title
@@ -429,7 +409,7 @@ TIMES = Table(
     GPU,
     lines={'wall / device, ms': '{way}', 'images': '{size}'},
     column='{model}',
-    columns={'auto': 'ours', **{name: name for name in GPU_PEERS}},
+    columns={'auto': 'ours', **same(*GPU_PEERS)},
     where={},
     last={'release': '{release}'},
     cell=wall_and_device,
@@ -455,17 +435,14 @@ TABLES: dict[str, Table | Callable[[], str]] = {
         _by_processor('train_512'),
         lines={'training step, 2 x 512 x 512, MiB': '{machine}'},
         column='{model}',
-        columns={'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`', 'mmdet': 'mmdet', 'mmseg': 'mmseg'}
-        | {name: name for name in ALONE_PEERS[1:]},
+        columns={'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`', **same('mmdet', 'mmseg', *ALONE_PEERS[1:])},
         where={'quantity': ('peak memory',)},
     ),
     'whole models': Table(
         ['exports_whole.json'],
         lines={'ms/MiB of model, image, processor, threads': '{model}, {size}, {machine}, {run[settings][threads]}'},
         column='{way}',
-        columns={
-            name: name for name in ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
-        },
+        columns=same('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16'),
         where={'what': ('inference',)},
         cell=numbers,
     ),
@@ -515,12 +492,7 @@ TABLES: dict[str, Table | Callable[[], str]] = {
         ['exports.json'],
         lines={'image': '{size}', 'threads': '{run[settings][threads]}'},
         column='{way}',
-        columns={'eager': 'eager'}
-        | {
-            f'{runtime}, {file}': f'{runtime}, {file}'
-            for file in ('any size', 'fixed')
-            for runtime in ('ONNX Runtime', 'OpenVINO')
-        },
+        columns=same('eager', *(f'{name}, {sizes}' for sizes in ('any size', 'fixed') for name in RUNTIMES)),
         where={'what': ('inference',)},
     ),
     'gpu attention': Table(
