@@ -7,8 +7,9 @@ The sessions ``oldest``, ``newest`` and ``onedl`` pass arguments after ``--`` to
 results in benchmarks/results/stacks.json; the others pass them to pytest.
 """
 
-import shutil
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -102,50 +103,40 @@ def processors(session: nox.Session, setting: str) -> None:
     session.run('.venv/bin/python', *pytest, *session.posargs, env=PROCESSORS[setting], external=True)
 
 
-# What a user's machine may be like, as environment variables; None removes one.
-SURROUNDINGS = {
-    'random-order': {},
-    'no-home': {'HOME': None},
-    'home-without-files': {'HOME': '/dev/null'},  # nothing can be written below, not even by root
-    'home-with-a-space': {'HOME': str(ROOT / '.nox/a home')},
-    'full-folders': {},
-    'other-folder': {},
-    'umask': {},
-    'locale': {'LC_ALL': 'POSIX', 'LANG': ''},  # as in containers and cron jobs; Python then uses UTF-8
-}
 # Folders of a clone after the demo and with the data of others, under the names that configs give them.
 FOLDERS = ('work_dirs/demo/data/coco', 'work_dirs/demo/data/ADEChallengeData2016', 'data/coco', 'data/ade')
 
 
 @nox.session(venv_backend='none')
-@nox.parametrize('kind', [*SURROUNDINGS], ids=[*SURROUNDINGS])
+@nox.parametrize('kind', ['clone', 'service', 'container'], ids=['clone', 'service', 'container'])
 def surroundings(session: nox.Session, kind: str) -> None:
-    """The tests of `make test` in its environment, which must depend on nothing outside of the suite."""
-    python, variables = str(ROOT / '.venv/bin/python'), SURROUNDINGS[kind]
+    """The tests of `make test` in its environment, which must depend on nothing outside of the suite.
+
+    Each kind takes the time of the whole suite, and therefore combines what does not hide anything of the other.
+    """
+    python, tests = str(ROOT / '.venv/bin/python'), session.posargs or ['tests']
     pytest = [python, '-m', 'pytest', '-n', '3', '--dist', 'worksteal', '-m', 'not long', '-p', 'no:cacheprovider']
-    clone = ROOT
-    if kind == 'random-order':
-        folder = str(Path(session.create_tmp()).resolve())
-        session.run(python, '-m', 'uv', 'pip', 'install', '--target', folder, '--no-deps', 'pytest-randomly==5.1.0')
-        variables = {'PYTHONPATH': folder}
-    elif kind == 'home-with-a-space':
-        Path(variables['HOME']).mkdir(parents=True, exist_ok=True)
-    elif kind == 'full-folders':
-        clone = Path(session.create_tmp(), 'a clone').resolve()
-        shutil.rmtree(clone, ignore_errors=True)
-        session.run('git', 'clone', '--quiet', ROOT, clone, external=True)
-        (clone / '.venv').symlink_to(ROOT / '.venv')
-        for name in FOLDERS:
-            (clone / name).mkdir(parents=True)
-            (clone / name / 'a file of something else.json').write_text('[]')
-        variables = {'PYTHONPATH': str(clone)}
-        session.chdir(clone)
-    elif kind == 'other-folder':
+    if kind == 'clone':  # random order, in a clone that is full of data, in a folder and with a home with spaces
+        with tempfile.TemporaryDirectory(prefix='a folder ') as folder:
+            clone, home, plugin = (Path(folder, name) for name in ('a clone', 'a home', 'plugin'))
+            session.run('git', 'clone', '--quiet', ROOT, clone, external=True)
+            (clone / '.venv').symlink_to(ROOT / '.venv')
+            for name in FOLDERS:
+                (clone / name).mkdir(parents=True)
+                (clone / name / 'a file of something else.json').write_text('[]')
+            home.mkdir()
+            install = [python, '-m', 'uv', 'pip', 'install', '--target', plugin, '--no-deps', 'pytest-randomly==5.1.0']
+            session.run(*install, external=True)
+            session.chdir(clone)
+            variables = {'HOME': str(home), 'PYTHONPATH': f'{clone}{os.pathsep}{plugin}'}
+            session.run(*pytest, *tests, env=variables, external=True)
+        return
+    command = [*pytest, '--rootdir', ROOT, *(ROOT / test for test in tests)]
+    if kind == 'service':  # as systemd starts one, without a home, and with files for nobody else
         session.chdir('/')
-    elif kind == 'umask':
-        pytest = ['sh', '-c', 'umask 077; exec "$@"', 'sh', *pytest]
-    tests = session.posargs or ['tests']
-    session.run(*pytest, '--rootdir', clone, *(clone / test for test in tests), env=variables, external=True)
+        session.run('sh', '-c', 'umask 077; exec "$@"', 'sh', *command, env={'HOME': None}, external=True)
+    else:  # a home below which not even root can write, and no locale, where Python uses UTF-8 by itself
+        session.run(*command, env={'HOME': '/dev/null', 'LC_ALL': 'POSIX', 'LANG': None}, external=True)
 
 
 @nox.session(python='3.11')
