@@ -137,7 +137,7 @@ def test_results_of_another_model_are_not_resumed(tmp_path, pictures, capsys, fr
     assert (tmp_path / 'out' / 'a b.json').read_bytes() == before
 
 
-def test_the_digest_of_a_config_is_the_same_in_each_process():
+def test_the_digest_of_a_config_is_the_same_in_each_process(capsys):
     """A pure-Python config has classes and functions, whose representation may contain an address."""
     code = """
 from mmengine.config import Config
@@ -146,7 +146,8 @@ from swin_dense.workbench.predict import settings_digest
 dataset = {'type': 'CocoDataset', 'pipeline': [{'type': MaskRCNN, 'key': lambda x: x}]}
 print(settings_digest(Config({'model': {'type': MaskRCNN}, 'test_dataloader': {'dataset': dataset}})))
 """
-    assert python('-c', code).stdout == python('-c', code).stdout != ''
+    exec(code, {'__name__': '__main__'})
+    assert python('-c', code).stdout == capsys.readouterr().out != ''
 
 
 FIVE, SIX = ('a', 'b', 'c', 'd', 'e'), ('u', 'v', 'w', 'x', 'y', 'z')

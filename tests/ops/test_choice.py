@@ -168,8 +168,8 @@ def test_a_fault_for_one_dtype_of_the_table_is_no_fault_for_another(monkeypatch)
 
 
 def sides():
-    """Return the windows of published models and those between; larger ones take the interpreter a minute."""
-    marks = {7: (), 8: (), 9: pytest.mark.slow}
+    """Return the windows of published models and those between; larger ones take the interpreter up to a minute."""
+    marks = {7: (), 8: ()}
     return [pytest.param((side, side), marks=marks.get(side, pytest.mark.long)) for side in range(7, 17)]
 
 

@@ -336,7 +336,7 @@ def test_the_same_input_gives_the_same_bits(device):
 
 
 @device
-@pytest.mark.parametrize('window', [(7, 7), (9, 9)])
+@pytest.mark.parametrize('window', [(7, 7), pytest.param((9, 9), marks=pytest.mark.long)])
 def test_operators_pass_opcheck(window, device):
     case = Case((window[0], 2 * window[1]), window)
     qkv, table, _ = inputs(case, device=device)[0]

@@ -94,7 +94,7 @@ def numbers(notes, pattern):
 )
 def test_images_boxes_and_classes_that_mmdet_trains_on(tmp_path, filters):
     generator = np.random.default_rng(0)
-    for _ in range(8):
+    for _ in range(3):
         content = random_content(tmp_path, generator)
         (tmp_path / 'a.json').write_text(json.dumps(content))
         config, dataset = coco_config(data_root=str(tmp_path), **filters)

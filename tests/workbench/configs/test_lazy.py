@@ -108,9 +108,9 @@ def test_every_command_runs_with_a_lazy_config(request, data, tmp_path, capsys):
         assert main(['flops', str(config), '--size', '64', '64', '--json']) == 0
         results[config] = json.loads((out / f'{image.stem}.json').read_text()), capsys.readouterr().out
     assert results[lazy] == results[names]
-    assert (
-        main(['export', str(lazy), str(checkpoint), '--out', str(tmp_path / 'whole.onnx'), '--image', str(image)]) == 0
-    )
+    if own.recipe == SEGMENTOR:  # which is exported sooner
+        out = tmp_path / 'whole.onnx'
+        assert main(['export', str(lazy), str(checkpoint), '--out', str(out), '--image', str(image)]) == 0
 
 
 def test_what_is_wrong_with_the_data_of_a_lazy_config_is_said(fruit, tmp_path, capsys):
