@@ -271,17 +271,13 @@ def models_table(is_chinese: bool = False) -> str:
 
 def _model_rows() -> list[list[str]]:
     on_cpu = {(one.run['settings']['arch'], one.quantity): one for one in read('zen5_models.json')}
-    size = next(iter(on_cpu.values())).size
-    on_gpu = [one for one in newest(read(*GPU)) if (one.what, one.way, one.size) == ('inference', 'sizes', size)]
-    # Swin-T is the only model of these sessions.
-    gpu_times = {'swin_t': span([one for one in on_gpu if (one.model, one.quantity) == ('auto', 'wall time')])}
     zoo = {recipe.config.stem: (folder, recipe) for folder in FOLDERS for recipe in read_zoo(ROOT, folder)}
     rows = []
     for name, (top_1, arch, *recipes) in MODELS.items():
-        costs = ['', '', '', '']
+        costs = ['', '', '']
         if arch is not None:
             parameters, flops, ms = (on_cpu[arch, quantity].value for quantity in ('parameters', 'FLOPs', 'time'))
-            costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}', gpu_times.get(arch, '')]
+            costs = [f'{parameters / 1e6:.0f} M', f'{flops / 1e9:.0f} G', f'{ms:,.0f}']
         pretraining = 'ImageNet-22K' if 'in22k' in name else 'ImageNet-1K'
         accuracies = [_accuracy(*zoo[recipe]) if recipe else '' for recipe in recipes]
         rows.append([f'`{name}`', pretraining, str(top_1), *accuracies, *costs])
@@ -325,7 +321,6 @@ MODEL_TITLES = {
     'parameters': '参数量',
     'FLOPs': 'FLOPs',
     'CPU, ms': 'CPU，ms',
-    'GPU, ms': 'GPU，ms',
 }
 ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 GPU_PEERS = ('timm', 'torchvision', 'mmdet')
@@ -347,25 +342,30 @@ GPU_WAYS_OF_TRAINING = {
     'make_graphed_callables': '`make_graphed_callables`, autocast',
     'use_graphs': '`use_graphs` of 0.5.0, autocast',
 }
-SPEED_LINE = (
-    '**On a GPU** ({device}, release {release}, Swin-T alone, 2 images of 800 x 1344, bfloat16 by autocast), a forward '
-    'pass takes {forward} ms, and {again} ms later in the same session; those of timm, torchvision and mmdet take '
-    '{forward_peers} ms. A training step, which is a forward and a backward pass, takes {step} ms, and theirs '
-    '{step_peers} ms. Wall time is limited by Python on the host; the chart also shows GPU time alone and CUDA graphs. '
-    '**This needs our kernels**: compute capability 8.0 or later, and a C compiler. Without them, ours takes '
-    '{forward_without} and {step_without} ms. **On CPUs**, mmdet takes {cpu} times as long as ours. '
-    '[All measurements](docs/speed.md) and [what to set on a GPU](docs/on-a-gpu.md).\n'
-)
-CHINESE_SPEED_LINE = (
-    '**GPU**（{device}，release {release}，仅 Swin-T，2 张 800 x 1344 图像，autocast bfloat16）：'
-    '前向计算需 {forward} ms，同一次测量的后段为 {again} ms；timm、torchvision、mmdet 需 {forward_peers} ms。'
-    '单步训练（一次前向与一次反向）需 {step} ms，其余需 {step_peers} ms。'
-    '实际耗时受主机上的 Python 限制；图中另有仅计 GPU 的时间与 CUDA graph。'
-    '**以上需要本项目的 kernel**：compute capability 8.0 及以上和 C 编译器。'
-    '没有 kernel 时，本实现分别需 {forward_without} ms 和 {step_without} ms。'
-    '**CPU**：mmdet 的耗时是本实现的 {cpu} 倍。'
-    '[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)。\n'
-)
+SPEED_LINE = """**Fast on a GPU, with its kernels.** They need compute capability 8.0 or later, and a C compiler.
+
+| Swin-T alone, 2 images of 800 x 1344, bfloat16 by autocast | forward pass | training step |
+| --- | --- | --- |
+| swin_dense | {forward} ms, and {again} ms later in the session | {step} ms |
+| swin_dense without its kernels | {forward_without} ms | {step_without} ms |
+| timm, torchvision, mmdet | {forward_peers} ms | {step_peers} ms |
+
+Wall time on an {device}, with release {release}; a training step is a forward and a backward pass. Python on the host
+limits it; the chart also has GPU time and CUDA graphs. **On CPUs**, mmdet takes {cpu} times as long as swin_dense
+([all measurements](docs/speed.md), [what to set on a GPU](docs/on-a-gpu.md)).
+"""
+CHINESE_SPEED_LINE = """**使用自带 kernel 时，GPU 上速度快。** kernel 需要 compute capability 8.0 及以上和 C 编译器。
+
+| 仅 Swin-T，2 张 800 x 1344 图像，autocast bfloat16 | 前向计算 | 单步训练 |
+| --- | --- | --- |
+| swin_dense | {forward} ms，同一次测量的后段为 {again} ms | {step} ms |
+| swin_dense，不用 kernel | {forward_without} ms | {step_without} ms |
+| timm、torchvision、mmdet | {forward_peers} ms | {step_peers} ms |
+
+{device} 上的实际耗时，release {release}；单步训练为一次前向与一次反向。
+耗时受主机上的 Python 限制；图中另有 GPU 时间与 CUDA graph。
+**CPU**：mmdet 的耗时是 swin_dense 的 {cpu} 倍（[全部测量结果](docs/speed.md)，[GPU 上的设置](docs/on-a-gpu.md)）。
+"""
 SHORT = 75  # characters of an error in the README
 # Rows of benchmarks/originals.py in Chinese: what you do, what goes wrong without an error, and what we give.
 CHINESE_ROWS = {
