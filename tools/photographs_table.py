@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,13 @@ def photographs_table() -> str:
         for name, path in metrics.items():
             values = [_values(runs, dataset, backbone, path) for backbone in BACKBONES]
             rows.append([title, name, *(_by_seed(found) for found in values)])
-            pairs = [{seed: value - values[0][seed] for seed, value in other.items()} for other in values[1:]]
-            differences.append([title, name, *(_by_seed(found, '+.3f') for found in pairs)])
+        # Of the last score, which the README shows too.
+        for backbone, other in zip(BACKBONES[1:], values[1:], strict=True):
+            pairs = {seed: value - values[0][seed] for seed, value in other.items()}
+            differences.append([f'{title}, {name}', backbone, _by_seed(pairs, '+.3f'), _mean_and_error(pairs.values())])
     table = _table(['model, data', 'score', *BACKBONES], rows)
-    beside = _table(['model, data', 'difference of', 'control', 'SwinDense'], differences)
-    return f'{_facts(runs)}\n\n{table}\nThe same scores, minus that of SwinTransformer with the same seed:\n\n{beside}'
+    titles = ['difference from SwinTransformer', 'of', 'for each seed', 'mean, and its standard error']
+    return f'{_facts(runs)}\n\n{table}\n{_table(titles, differences)}'
 
 
 def medium_table() -> str:
@@ -87,7 +89,7 @@ def _runs(size: str) -> list[dict[str, Any]]:
 
 
 def _last_scores(language: int, to: str, comma: str) -> list[list[str]]:
-    """Return a row for each model: its title, and for each backbone the mean and the range over the seeds."""
+    """Return a row for each model: its title, and for each backbone the mean, range and number of the seeds."""
     runs = _runs('small')
     rows = []
     for dataset, (*titles, metrics) in SHOWN.items():
@@ -95,7 +97,7 @@ def _last_scores(language: int, to: str, comma: str) -> list[list[str]]:
         cells = []
         for backbone in BACKBONES:
             values = list(_values(runs, dataset, backbone, path).values())
-            spread = f'{min(values):.3f}{to}{max(values):.3f}' if values else ''
+            spread = f'{min(values):.3f}{to}{max(values):.3f}; {len(values)}' if values else ''
             cells.append(f'{statistics.fmean(values):.3f} ({spread})' if values else '')
         rows.append([f'{titles[language]}{comma}{name}', *cells])
     return rows
@@ -147,6 +149,13 @@ def _by_seed(values: dict[int, float], form: str = '.3f') -> str:
     """Return the values from seed 0 on, with a dash for a seed that is missing before the last."""
     seeds = range(max(values, default=-1) + 1)
     return ', '.join(format(values[seed], form) if seed in values else '-' for seed in seeds)
+
+
+def _mean_and_error(values: Collection[float]) -> str:
+    """Return the mean of the values and its standard error; '' for fewer than two values."""
+    if len(values) < 2:
+        return ''
+    return f'{statistics.fmean(values):+.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}'
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -20,7 +20,7 @@ import originals  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
 from measurements import RESULTS, Measurement, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
-from photographs_table import chinese_trained_table, photographs_table, trained_table  # noqa: E402
+from photographs_table import chinese_trained_table, medium_table, photographs_table, trained_table  # noqa: E402
 
 from swin_dense.workbench.recipes.zoo import FOLDERS, Recipe, read_zoo  # noqa: E402
 
@@ -511,6 +511,7 @@ TABLES: dict[str, Table | Callable[[], str]] = {
     'models': models_table,
     'models in Chinese': functools.partial(models_table, is_chinese=True),
     'photographs': photographs_table,
+    'longer on photographs': medium_table,
     'trained on photographs': trained_table,
     'trained on photographs in Chinese': chinese_trained_table,
     'originals': originals_table,

@@ -141,9 +141,10 @@ def test_tables_compare_the_runs_of_one_seed_and_one_size(tmp_path, monkeypatch)
     (tmp_path / 'results.json').write_text(json.dumps({'runs': runs}))
     page = photographs_table.photographs_table()
     assert '| mIoU | 0.500, 0.700 | -, 0.800 | 0.750, 0.600 |' in page
-    assert '| mIoU | -, +0.100 | +0.250, -0.100 |' in page
+    assert 'mIoU | control | -, +0.100 |  |' in page
+    assert 'mIoU | SwinDense | +0.250, -0.100 | +0.075 ± 0.175 |' in page
     assert 'by at most 1e-03 of their value with SwinDense, and by 0e+00 in the control' in page
-    assert '| 0.600 (0.500 to 0.700) | 0.800 (0.800 to 0.800) | 0.675 (0.600 to 0.750) |' in (
+    assert '| 0.600 (0.500 to 0.700; 2) | 0.800 (0.800 to 0.800; 1) | 0.675 (0.600 to 0.750; 2) |' in (
         photographs_table.trained_table()
     )
     assert photographs_table.medium_table().splitlines()[-1].endswith('1 min of one thread | mIoU | 0.900 | 0.900 |')
