@@ -136,27 +136,40 @@ def compare(
     if renamed:
         weights = _with_copies(weights, target, renamed)
         target = target.extended_by(renamed)
+    fitted = _fit_all(weights, target, report)
+    report.loaded = list(fitted)
+    report.missing = [name for name in target.shapes if name not in fitted]
+    report.new = [name for name in report.missing if _is_new(name, weights, target)]
+    excess = _report_unused(weights, target, report)
+    if (excess or len(report.missing) > len(report.new)) and not allow_partial:
+        from swin_dense.checkpoint import explain
+
+        raise explain.misfit(report, weights, target.shapes, target.names, excess)
+    return {target.names[name]: tensor for name, tensor in fitted.items()}, report
+
+
+def _fit_all(weights: ConvertedBackbone, target: Target, report: Report) -> dict[str, Tensor]:
+    """Return the tensors that fit by our names; report those that do not, and those that were resized."""
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
-        given = weights.parameters[name].tensor
-        if given is not None and given.is_floating_point() and not given.is_meta:
-            # In float32, because finite 64-bit values can overflow in the model.
-            count = int((~given.float().isfinite()).sum())
-            if count:
-                report.damaged[name] = f'{count} of its {given.numel()} values are NaN or infinite'
-                continue
         tensor, how = _fit(name, weights, target)
-        if tensor is None:
+        if damage := _damage(weights.parameters[name].tensor):
+            report.damaged[name] = damage
+        elif tensor is None:
             report.mismatched[name] = how
         else:
             fitted[name] = tensor
             if how:
                 report.resized[name] = how
-    report.loaded = list(fitted)
-    report.missing = [name for name in target.shapes if name not in fitted]
-    report.new = [name for name in report.missing if _is_new(name, weights, target)]
-    excess: list[str] = []  # keys of a Swin
+    return fitted
+
+
+def _report_unused(weights: ConvertedBackbone, target: Target, report: Report) -> list[str]:
+    """Report entries that the model does not have; return the keys of those that another Swin has."""
+    excess: list[str] = []
     unused = [name for name in weights.parameters if name not in target.shapes]
+    if not target.spec.clamp_window and weights.is_classifier and not OF_CLASSIFIER.isdisjoint(unused):
+        report.notes.append(_CLASSIFIER_CLAMPS)
     for name in unused:
         keys = weights.parameters[name].keys
         reason = _why_left_out(name, target, weights.is_classifier)
@@ -166,13 +179,16 @@ def compare(
         report.unexpected += keys
         if is_standard(name) or weights.family.is_numbered(name):
             excess += keys
-    if not target.spec.clamp_window and weights.is_classifier and not OF_CLASSIFIER.isdisjoint(unused):
-        report.notes.append(_CLASSIFIER_CLAMPS)
-    if (excess or len(report.missing) > len(report.new)) and not allow_partial:
-        from swin_dense.checkpoint import explain
+    return excess
 
-        raise explain.misfit(report, weights, target.shapes, target.names, excess)
-    return {target.names[name]: tensor for name, tensor in fitted.items()}, report
+
+def _damage(tensor: Tensor | None) -> str:
+    """Return how many values of a parameter are no finite numbers, or '' if all are."""
+    if tensor is None or tensor.is_meta or not tensor.is_floating_point():
+        return ''
+    # In float32, because finite 64-bit values can overflow in the model.
+    count = int((~tensor.float().isfinite()).sum())
+    return f'{count} of its {tensor.numel()} values are NaN or infinite' if count else ''
 
 
 def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor | None, str]:
@@ -185,14 +201,23 @@ def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor 
         return None, 'without values in the checkpoint (device meta)'
     if not tensor.is_floating_point() and name not in target.added:
         return None, f'{tensor.dtype} in the checkpoint, floating point in the model'
-    new: Size | None = None
-    if name.endswith(TABLE) and (stage := STAGE.match(name)):
-        new = target.spec.windows[int(stage[1])]
-    elif name == 'absolute_pos_embed':
-        new = target.spec.grid
-    given, old = tuple(tensor.shape), parameter.size
-    if shape is None or (given == shape and (old == new or not parameter.size_is_known)):
+    old, new = parameter.size, _position_size(name, target.spec)
+    if shape is None or (tensor.shape == shape and (old == new or not parameter.size_is_known)):
         return tensor, ''
+    return _resized(name, tensor, old, new, shape)
+
+
+def _position_size(name: str, spec: Spec) -> Size | None:
+    """Return the window or grid in the model, (height, width), to which a parameter of positions belongs, or None."""
+    if name == 'absolute_pos_embed':
+        return spec.grid
+    stage = STAGE.match(name) if name.endswith(TABLE) else None
+    return spec.windows[int(stage[1])] if stage else None
+
+
+def _resized(name: str, tensor: Tensor, old: Size | None, new: Size | None, shape: Shape) -> tuple[Tensor | None, str]:
+    """Return a tensor in the shape of the model, and how it was resized; or None, and why it cannot be."""
+    given = tuple(tensor.shape)
     fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
     if old and new and name.endswith(TABLE) and given[1:] == shape[1:]:
         return resize_table(tensor, old, new), f'window {_by(old)} to {_by(new)}, bicubic'
@@ -212,47 +237,61 @@ def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor 
 def check_windows(described: str, weights: ConvertedBackbone, target: Target, allow_partial: bool = False) -> list[str]:
     """Raise a CheckpointError if windows would change the maps, as far as the checkpoint has them; return doubts.
 
-    Tables of V1 are resized, unless windows differ per stage. A V2 needs those that it was trained with. With
-    ``allow_partial``, only return the doubts.
+    With ``allow_partial``, only return the doubts.
     """
-    spec, stages = target.spec, target.spec.stages
     if weights.family.network == 'swin':
-        windows = {stage: weights.windows[stage] for stage in range(stages) if stage in weights.windows}
-        differ = any(window != spec.windows[stage] for stage, window in windows.items())
-        if len(set(windows.values())) > 1 and differ and not allow_partial:
-            shown = ', '.join(map(_by, windows.values()))
-            raise CheckpointError(
-                f'{described}: its windows differ per stage ({shown} tokens), and from those of the model, so tables '
-                'would be resized, which changes the maps. Build the model with these windows, as a list window_size, '
-                'or resize them with load_checkpoint(..., allow_partial=True)'
-            )
+        error, doubts = _differing_windows(weights, target.spec), []
+    else:
+        error, doubts = _other_trained_windows(weights, target.spec), _unknown_windows(weights, target.spec)
+    if error and not allow_partial:
+        raise CheckpointError(f'{described}: {error}')
+    return doubts
+
+
+def _differing_windows(weights: ConvertedBackbone, spec: Spec) -> str:
+    """Return why windows per stage, of a V1 whose tables would be resized, do not fit the model; '' if they do."""
+    windows = {stage: weights.windows[stage] for stage in range(spec.stages) if stage in weights.windows}
+    differ = any(window != spec.windows[stage] for stage, window in windows.items())
+    if len(set(windows.values())) < 2 or not differ:
+        return ''
+    shown = ', '.join(map(_by, windows.values()))
+    return (
+        f'its windows differ per stage ({shown} tokens), and from those of the model, so tables would be resized, '
+        'which changes the maps. Build the model with these windows, as a list window_size, or resize them with '
+        'load_checkpoint(..., allow_partial=True)'
+    )
+
+
+def _unknown_windows(weights: ConvertedBackbone, spec: Spec) -> list[str]:
+    """Return a doubt about the windows of a V2 if nothing records those of its training."""
+    if weights.trained_windows or None not in spec.given_windows:
         return []
-    if not weights.trained_windows:
-        if None not in spec.given_windows:
-            return []
-        taken = ', '.join(dict.fromkeys(map(_by, spec.windows)))
-        return [
-            'neither the checkpoint nor the model records the windows that the position networks were trained with; '
-            f'they are taken to be those of the model, {taken}; if they were others, build the model with '
-            'pretrained_window_size'
-        ]
-    given = [weights.trained_windows.get(stage) for stage in range(stages)]
+    taken = ', '.join(dict.fromkeys(map(_by, spec.windows)))
+    return [
+        'neither the checkpoint nor the model records the windows that the position networks were trained with; they '
+        f'are taken to be those of the model, {taken}; if they were others, build the model with pretrained_window_size'
+    ]
+
+
+def _other_trained_windows(weights: ConvertedBackbone, spec: Spec) -> str:
+    """Return why a V2, which needs the windows of its training, does not fit the model; '' if it does."""
+    given = [weights.trained_windows.get(stage) for stage in range(spec.stages)]
     pairs = list(zip(given, spec.trained_windows, strict=False))
     sides = pretrained_sides([trained or own for trained, own in pairs])
     if spec.clamp_window and pairs[0][0] == pairs[0][1]:
         # Later stages have smaller windows where their maps are smaller.
         pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
-    if any(trained not in (None, own) for trained, own in pairs) and not allow_partial:
-        oblong = {trained for trained in given if trained and trained[0] != trained[1]}
-        advice = f'pretrained_window_size={sides} and any window_size'
-        if oblong:
-            advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'
-        shown = ', '.join(_by(trained) if trained else '?' for trained in given)
-        raise CheckpointError(
-            f'{described}: its position networks were trained with windows of {shown} tokens per stage, other than '
-            f'those of the model; build the model with {advice}'
-        )
-    return []
+    if all(trained in (None, own) for trained, own in pairs):
+        return ''
+    oblong = {trained for trained in given if trained and trained[0] != trained[1]}
+    advice = f'pretrained_window_size={sides} and any window_size'
+    if oblong:
+        advice = f'window_size={min(oblong)} and pretrained_window_size={sides}: only that window may be oblong'
+    shown = ', '.join(_by(trained) if trained else '?' for trained in given)
+    return (
+        f'its position networks were trained with windows of {shown} tokens per stage, other than those of the model; '
+        f'build the model with {advice}'
+    )
 
 
 def _with_final_norm(weights: ConvertedBackbone, target: Target) -> ConvertedBackbone:

@@ -295,13 +295,7 @@ def choose(
 
     Raises CheckpointError if there is none, or if there are several and the options do not choose one.
     """
-    found: dict[tuple[Family, str], list[Name]] = {}  # by naming scheme of blocks and prefix
-    for name in names:
-        for scheme in SCHEMES:
-            start = f'.{name}'.rfind(f'.{scheme.stems[0]}')
-            read = scheme.read(name[start:]) if start >= 0 else None
-            if read is not None:
-                found.setdefault((scheme, name[:start]), []).append(read)
+    found = _names_of_blocks(names)
     # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
     # backbone, whole or partly wrapped, has more kinds of parameters.
     kinds = {choice: len(_DISTINCTIVE & {name.role for name in read}) for choice, read in found.items()}
@@ -310,17 +304,9 @@ def choose(
         raise _none_found(values, described)
     # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
     ema = ema and 'ema_state_dict.steps' not in values
-    chosen = []
-    for choice in candidates:
-        components = set(choice[1].split('.'))
-        if bool(_AVERAGES & components) == ema and not _MOMENTUM_BRANCHES & components:
-            chosen.append(choice)
+    chosen = [choice for choice in candidates if _is_wanted(choice[1], ema)]
     if prefix is not None:
-        # Those with this prefix, or else those whose prefix contains its components.
-        wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
-        named = [choice for choice in candidates if choice[1] == wanted]
-        if not named and wanted:
-            named = [choice for choice in candidates if f'.{wanted}' in f'.{choice[1]}']
+        named = _named(candidates, prefix)
         chosen = [choice for choice in named if choice in chosen] or named
     most = max((kinds[choice] for choice in chosen), default=0)
     chosen = [choice for choice in chosen if kinds[choice] >= min(3, most)]
@@ -337,6 +323,33 @@ def choose(
     else:
         why = f'the checkpoint contains only running averages, under {shown}; load them with ema=True'
     raise CheckpointError(f'{described}: {why}')
+
+
+def _names_of_blocks(names: Collection[str]) -> dict[tuple[Family, str], list[Name]]:
+    """Return the names that are those of a block, by naming scheme of blocks and prefix."""
+    found: dict[tuple[Family, str], list[Name]] = {}
+    for name in names:
+        for scheme in SCHEMES:
+            start = f'.{name}'.rfind(f'.{scheme.stems[0]}')
+            read = scheme.read(name[start:]) if start >= 0 else None
+            if read is not None:
+                found.setdefault((scheme, name[:start]), []).append(read)
+    return found
+
+
+def _is_wanted(prefix: str, ema: bool) -> bool:
+    """Return whether the backbone under a prefix is a running average if ``ema`` is given, and none otherwise."""
+    components = set(prefix.split('.'))
+    return bool(_AVERAGES & components) == ema and not _MOMENTUM_BRANCHES & components
+
+
+def _named(candidates: Collection[tuple[Family, str]], prefix: str) -> list[tuple[Family, str]]:
+    """Return the backbones under a prefix, or else those whose prefix contains its components."""
+    wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
+    named = [choice for choice in candidates if choice[1] == wanted]
+    if named or not wanted:
+        return named
+    return [choice for choice in candidates if f'.{wanted}' in f'.{choice[1]}']
 
 
 def _family_of(scheme: Family, read: list[Name], prefix: str, names: Collection[str]) -> tuple[Family, str]:

@@ -24,6 +24,12 @@ from swin_dense.utils.names import unwrapped_module
 
 _logger = logging.getLogger(__package__)
 Log = Callable[[Report], Any]
+_NO_BACKBONE = (
+    'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a backbone or a '
+    "classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of the backbone in a "
+    'config, or with load_checkpoint(model.backbone, ...). To keep the weights of the backbone, load it inside "with '
+    'swin_dense.allow_partial_loading():", or give allow_partial=True (in a config, to the backbone)'
+)
 _TORCHS_LOAD = nn.Module.load_state_dict.__code__
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
@@ -169,33 +175,7 @@ def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix:
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
-    if partial and not given:
-        return
-    if not given and not prefix:
-        raise CheckpointError('the state dict is empty')
-    is_part = not partial and _loads_own_part()
-    if not given and not is_part:
-        raise CheckpointError(
-            f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a '
-            "backbone or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', "
-            'checkpoint=...) of the backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the '
-            'weights of the backbone, load it inside "with swin_dense.allow_partial_loading():", or give '
-            'allow_partial=True (in a config, to the backbone)'
-        )
-    parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
-    if parameters and parameters.keys() <= {target.names[name] for name in target.added}:
-        return
-    if _is_own(parameters, target, is_part):
-        missing = [name for name, key in target.names.items() if key not in parameters and name not in target.added]
-        if missing:
-            level = logging.INFO if {*missing} <= {*HEAD} else logging.WARNING
-            text = '%s has %d parameters of the backbone; with strict=False, the others keep their values: %s'
-            _logger.log(level, text, described, len(parameters), first_few(missing))
-        elif target.spec.network == 'swinv2' and not target.spec.is_classifier and not partial:
-            doubts = check_windows(described, convert(given, described), target)
-            # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
-            for doubt in doubts if not target.spec.clamp_window else ():
-                _logger.warning('%s: %s', described, doubt)
+    if not _is_to_convert(given, prefix, target, described, partial):
         return
     try:
         fitted, report = compare(convert(given, described), target, partial)
@@ -210,12 +190,42 @@ def _convert_in_place(module: Any, state_dict: MutableMapping[str, Any], prefix:
     state_dict.update({prefix + name: tensor for name, tensor in fitted.items()})
     if not partial:
         # With strict=True, parameters that the checkpoint cannot have must not count as missing.
-        own = dict(state_of(module))
-        for key in [target.names[name] for name in report.new]:
-            if key in own and not own[key].is_meta:
-                state_dict[prefix + key] = own[key].detach()
+        new = {target.names[name] for name in report.new}
+        kept = {key: own.detach() for key, own in state_of(module) if key in new and not own.is_meta}
+        state_dict.update({prefix + key: own for key, own in kept.items()})
     # A backbone of a framework logs the report in the framework's own log.
     module.log_load(report)
+
+
+def _is_to_convert(given: Mapping[str, Any], prefix: str, target: Target, described: str, partial: bool) -> bool:
+    """Return whether a state dict has other names or shapes than the model; check its own as far as it has them."""
+    is_part = not partial and _loads_own_part()
+    if not given and partial:
+        return False
+    if not given and not (prefix and is_part):
+        raise CheckpointError(_NO_BACKBONE.format(prefix=prefix) if prefix else 'the state dict is empty')
+    parameters = {key: value for key, value in given.items() if not key.endswith(f'.{COORDINATES}')}
+    if parameters and parameters.keys() <= {target.names[name] for name in target.added}:
+        return False
+    is_own = _is_own(parameters, target, is_part)
+    if is_own:
+        _check_own(given, target, described, partial)
+    return not is_own
+
+
+def _check_own(given: Mapping[str, Any], target: Target, described: str, partial: bool) -> None:
+    """Log what a state dict with the names of the model lacks; check the windows that a V2 was trained with."""
+    missing = [name for name, key in target.names.items() if key not in given and name not in target.added]
+    if missing:
+        level = logging.INFO if {*missing} <= {*HEAD} else logging.WARNING
+        text = '%s has %d parameters of the backbone; with strict=False, the others keep their values: %s'
+        found = sum(not key.endswith(f'.{COORDINATES}') for key in given)
+        _logger.log(level, text, described, found, first_few(missing))
+    elif target.spec.network == 'swinv2' and not target.spec.is_classifier and not partial:
+        doubts = check_windows(described, convert(given, described), target)
+        # A classifier, whose hook was asked before that of its backbone, has the windows of its training.
+        for doubt in doubts if not target.spec.clamp_window else ():
+            _logger.warning('%s: %s', described, doubt)
 
 
 def _is_own(given: Mapping[str, Any], target: Target, is_part: bool) -> bool:

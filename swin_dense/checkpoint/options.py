@@ -18,8 +18,7 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options.update(in_channels=patch[1], patch_size=patch[2])
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
-    matches = [match for match in map(BLOCK.match, shapes) if match]
-    blocks = sorted({(int(match[1]), int(match[2])) for match in matches})
+    blocks = _blocks(shapes)
     last = dict(blocks)  # block of each stage, because they are in ascending order; some stages may have none
     depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
     if depths:
@@ -46,14 +45,16 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options['mlp_ratio'] = ratio
     if heads and all(len(numbers) == 1 for numbers in heads):
         options['num_heads'] = tuple(numbers.pop() for numbers in heads)
-    for name in shapes:
-        if name.endswith(('.projection.weight', '.reduction.weight')):
-            norm = f'{name.rsplit(".", 2)[0]}.norm.weight'
-            found['patch_norm'].add(norm in shapes)
-    for option, values in found.items():
-        if len(values) == 1:
-            options[option] = values.pop()
+    embeds = [name for name in shapes if name.endswith(('.projection.weight', '.reduction.weight'))]
+    found['patch_norm'] = {f'{name.rsplit(".", 2)[0]}.norm.weight' in shapes for name in embeds}
+    options.update({option: values.pop() for option, values in found.items() if len(values) == 1})
     return options
+
+
+def _blocks(shapes: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the numbers of all blocks, (stage, block), in ascending order."""
+    matches = [match for match in map(BLOCK.match, shapes) if match]
+    return sorted({(int(match[1]), int(match[2])) for match in matches})
 
 
 def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:

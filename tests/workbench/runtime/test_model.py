@@ -109,6 +109,7 @@ def test_inputs_of_the_wrong_size_or_type_are_refused(shape, message):
     [
         ('detection', (9, 9), r'size is an input of segmentors.*\(9, 9\)'),
         ('segmentation', (50.0, 60.0), 'size must be an integer, got 50.0'),
+        ('segmentation', np.array([50, 60]), r'size must be an integer, got array\(\[50, 60\]\)'),
         ('segmentation', (50, 0), 'size must be at least 1, got 0'),
         ('segmentation', (1, 50, 60), 'size must be one integer or a'),
     ],
