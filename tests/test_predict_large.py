@@ -49,7 +49,7 @@ class Detector:
 
     def instance(self, pixels, mask):
         """Score a part of an object higher than the whole, which must replace it nevertheless."""
-        from swin_dense.workbench.runtime.masks import encode_rle  # which the core lacks
+        from swin_dense.workbench.runtime.instances import encode_rle  # which the core lacks
 
         rows, columns = mask.nonzero()
         return {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from swin_dense.archs.weights import published
+from swin_dense.archs.published import published
 from swin_dense.utils import checks
 
 

@@ -1,7 +1,8 @@
 """Load the weights of any Swin into a backbone, and export them in the formats of other libraries.
 
 To load, top down: ``read`` a file with ``unpickler``, ``convert`` its backbone by the names in ``families``,
-``compare`` it with the model, which ``resize`` serves, and ``load`` what fits. ``infer`` has the options of a model.
+``compare`` it with the model, which ``resize`` serves, and ``load`` the parameters that fit. ``infer`` has the
+options of a model.
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING
 from swin_dense.utils.lazy import public_names
 
 if TYPE_CHECKING:
-    from swin_dense.checkpoint.export import export_state_dict
     from swin_dense.checkpoint.load import allow_partial_loading, convert_before_load, load_checkpoint
     from swin_dense.checkpoint.report import Report
+    from swin_dense.checkpoint.save import export_state_dict
     from swin_dense.utils.errors import CheckpointError
 
 __all__ = [
@@ -28,7 +29,7 @@ _HOMES = {
     'Report': 'swin_dense.checkpoint.report',
     'allow_partial_loading': 'swin_dense.checkpoint.load',
     'convert_before_load': 'swin_dense.checkpoint.load',
-    'export_state_dict': 'swin_dense.checkpoint.export',
+    'export_state_dict': 'swin_dense.checkpoint.save',
     'load_checkpoint': 'swin_dense.checkpoint.load',
 }
 __getattr__, __dir__ = public_names(__name__, _HOMES)

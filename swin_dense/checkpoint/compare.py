@@ -1,4 +1,4 @@
-"""Compare the weights of a checkpoint with a model: what fits, what has to be resized, and what is missing."""
+"""Compare the weights of a checkpoint with a model: which fit, which have to be resized, and which are missing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Target:
         return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
     def is_unbuilt(self, name: str) -> bool:
-        """Return whether a parameter belongs to a stage above the last output, or leads to one."""
+        """Return whether a parameter belongs to a stage above the last output, or to the patch merging before it."""
         stage, stages = STAGE.match(name), self.spec.stages
         return stage is not None and (int(stage[1]) >= stages or name.startswith(f'stages.{stages - 1}.downsample.'))
 
@@ -96,7 +96,7 @@ class Target:
 
 
 def _is_wrapped(own: str, name: str) -> bool:
-    """Return whether one name is the other with components inserted, by LoRA, say."""
+    """Return whether a name is the other with components inserted, as LoRA does."""
     dots = [index for index, character in enumerate(name) if character == '.']
     return any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
 

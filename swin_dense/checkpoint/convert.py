@@ -126,7 +126,7 @@ def convert(
 
     ``described`` is the name of the checkpoint in messages. ``window_size`` is (height, width) in tokens.
 
-    Raises CheckpointError if there is no backbone or no single one, or if the checkpoint contradicts itself.
+    Raises CheckpointError if there is no backbone, if there are several, or if the checkpoint contradicts itself.
     """
     if prefix is not None and not isinstance(prefix, str):
         raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')

@@ -50,7 +50,7 @@ def other_network(report: Report, weights: ConvertedBackbone) -> CheckpointError
 
 
 def unknown_size(weights: ConvertedBackbone) -> str:
-    """Return why the size of a Swin does not follow from its parameters: what it has, or what is missing."""
+    """Return why the size of a Swin does not follow from its parameters, by those that it has or lacks."""
     for name, parameter in weights.parameters.items():
         if parameter.unusable:
             return f'{name} is {parameter.unusable}.'
@@ -99,9 +99,9 @@ def _error(
             'conversion to a smaller type; use an earlier checkpoint.'
         )
     extra = dict.fromkeys([*excess, *report.unexpected] if report.absent or excess else [])
-    if extra:  # what is missing may have another name
+    if extra:  # a missing parameter may have another name
         lines.append(f'In the checkpoint, but not in the model: {first_few(extra)}.')
-    # Without the patch embedding, what fits is of no use.
+    # Without the patch embedding, the parameters that fit are of no use.
     if (report.missing or excess) and allows_partial and _STEM not in report.missing:
         lines.append(_LOAD_WHAT_FITS)
     return CheckpointError('\n  '.join(lines))

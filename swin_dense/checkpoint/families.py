@@ -92,7 +92,7 @@ class Name:
     """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``."""
 
     role: str  # a key of the name tables
-    stage: int = 0  # also where there is none
+    stage: int = 0  # also outside of stages
     block: int | None = None
     leaf: str = ''  # '.weight', '.bias', or '' for a single parameter
     part: int = 0  # index of the tensor if a family splits our parameter into several, such as q, k and v
@@ -127,7 +127,7 @@ class Family:
         return any(re.match(rf'{re.escape(stem)}\d', key) for stem in self.stems)
 
     def templates(self, role: str) -> tuple[str, ...]:
-        """Return the names of a role, with placeholders for numbers: one, or one per part."""
+        """Return the names of a role, with placeholders for numbers: a single name, or a name per part."""
         names = self.names.get(role, _OURS[role])
         return (names,) if isinstance(names, str) else names
 
@@ -143,7 +143,7 @@ class Family:
         return patterns
 
     def write(self, name: Name) -> tuple[str, ...]:
-        """Return the names of a parameter in this family: one, or one per part."""
+        """Return the names of a parameter in this family: a single name, or a name per part."""
         numbers = {place: scale * name.stage + offset for place, (scale, offset) in _STAGES.items()}
         return tuple(text.format(**numbers, block=name.block) + name.leaf for text in self.templates(name.role))
 
@@ -293,7 +293,7 @@ def choose(
 
     ``names`` are the keys of ``values``, as :func:`plain_name` spells them.
 
-    Raises CheckpointError if there is none, or if there are several and the options do not choose one.
+    Raises CheckpointError if there is no backbone, or if there are several and the options do not choose between them.
     """
     found = _names_of_blocks(names)
     # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
@@ -338,7 +338,7 @@ def _names_of_blocks(names: Collection[str]) -> dict[tuple[Family, str], list[Na
 
 
 def _is_wanted(prefix: str, ema: bool) -> bool:
-    """Return whether the backbone under a prefix is a running average if ``ema`` is given, and none otherwise."""
+    """Return whether the backbone under a prefix is a running average, if ``ema`` is given, or no average, if not."""
     components = set(prefix.split('.'))
     return bool(_AVERAGES & components) == ema and not _MOMENTUM_BRANCHES & components
 
@@ -373,7 +373,7 @@ def _family_of(scheme: Family, read: list[Name], prefix: str, names: Collection[
 
 
 def outside(prefix: str) -> str:
-    """Return the prefix of the module that contains the one with this prefix."""
+    """Return the prefix of the parent of the module with this prefix."""
     return ''.join(prefix[:-1].rpartition('.')[:2])
 
 

@@ -29,7 +29,7 @@ def _window_size(weights: ConvertedBackbone, stages: int, is_dense: bool) -> Siz
 
 
 def _is_shrunk(windows: Sequence[Size]) -> bool:
-    """Return whether windows per stage are one that shrinks to the maps of a classifier of V2, as its files have it.
+    """Return whether windows per stage follow from a single window that shrinks to the maps of a classifier of V2.
 
     Once a map is smaller than the first window, it is the window, and each further stage halves it.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.archs.weights import recognised_preset
+from swin_dense.archs.published import recognised_preset
 from swin_dense.checkpoint.compare import HEAD, Target, check_windows, compare, state_of
 from swin_dense.checkpoint.convert import ConvertedBackbone, convert
 from swin_dense.checkpoint.families import COORDINATES
@@ -214,7 +214,7 @@ def _is_to_convert(given: Mapping[str, Any], prefix: str, target: Target, descri
 
 
 def _check_own(given: Mapping[str, Any], target: Target, described: str, partial: bool) -> None:
-    """Log what a state dict with the names of the model lacks; check the windows that a V2 was trained with."""
+    """Log which parameters a state dict with the names of the model lacks; check the windows of a V2."""
     missing = [name for name, key in target.names.items() if key not in given and name not in target.added]
     if missing:
         level = logging.INFO if {*missing} <= {*HEAD} else logging.WARNING
@@ -243,7 +243,8 @@ def _is_own(given: Mapping[str, Any], target: Target, is_part: bool) -> bool:
 def _loads_own_part() -> bool:
     """Return whether torch's ``load_state_dict`` is called with ``strict=False`` and only keys of the model itself.
 
-    Libraries do so for shards, and for what an adapter has trained. A hook learns it from the frame alone.
+    Libraries do so for shards, and for the weights that an adapter has trained. torch passes neither to its hooks, so
+    this reads the frame.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _TORCHS_LOAD:

@@ -19,7 +19,7 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
     blocks = _blocks(shapes)
-    last = dict(blocks)  # block of each stage, because they are in ascending order; some stages may have none
+    last = dict(blocks)  # block of each stage, because they are in ascending order; a stage may lack blocks
     depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
     if depths:
         options['depths'] = depths

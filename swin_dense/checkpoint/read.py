@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.archs.weights import place_of, suggestion
+from swin_dense.archs.published import place_of, suggestion
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
 from swin_dense.utils.addresses import is_address, without_secrets
@@ -45,8 +45,8 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     with one of these under its usual name. With ``trust``, unpickle everything, which can execute arbitrary code.
 
     Raises:
-        CheckpointError: the file is damaged, is no checkpoint or only a part of one, or is not the one that the hash in
-            its name says.
+        CheckpointError: the file is damaged, is no checkpoint or only a part of one, or has another hash than its
+            name states.
         FileNotFoundError: there is no such file.
     """
     path = path.expanduser()

@@ -30,7 +30,7 @@ class Report:
     unexpected: list[str] = field(default_factory=list)  # entries that have no parameter in the backbone
     version: int = 1  # of Swin, 1 or 2
     notes: list[str] = field(default_factory=list)  # further remarks on the checkpoint
-    doubts: list[str] = field(default_factory=list)  # what may make the outputs wrong, although all parameters fit
+    doubts: list[str] = field(default_factory=list)  # reasons why outputs may be wrong, although all parameters fit
 
     @property
     def level(self) -> int:

@@ -187,7 +187,7 @@ def _encode(text: str, encoding: str = 'latin1') -> bytes:
     return text.encode('latin1')
 
 
-# By the name of a class of storages, the type of its elements; quantised ones as what they store.
+# By the name of a class of storages, the type of its elements; that of the stored integers if they are quantised.
 _STORAGES = {
     'BFloat16Storage': torch.bfloat16,
     'BoolStorage': torch.bool,
@@ -251,7 +251,7 @@ class Unpickler(PythonUnpickler or object):  # type: ignore[misc]
         self._storages: dict[str, torch.UntypedStorage] = {}
 
     def claim(self, amount: int) -> None:
-        """Count what the file uses, so that it cannot use the same part again and again."""
+        """Count the parts that the file uses, so that it cannot use the same part again and again."""
         self._unclaimed -= amount
         if amount < 0 or self._unclaimed < 0:
             raise UnpicklingError('it claims more data than it has')

@@ -86,9 +86,9 @@ def _disable_telemetry() -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Discard what is printed to a stream that the shell closed, as in `swin-dense zoo >&-`.
+    """Discard the output to a stream that the shell closed, as in `swin-dense zoo >&-`.
 
-    Otherwise the next file that is opened would get its number, and what libraries print.
+    Otherwise the next opened file would get its number, and the output of libraries.
     """
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
@@ -96,7 +96,7 @@ def _replace_closed_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Let Python write what it still holds for closed pipes to nowhere, or it would print an error at its end."""
+    """Let Python discard its buffers of closed pipes, or it would print an error at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -120,7 +120,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def _print_log() -> None:
-    """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
+    """Print the package's log messages on stderr, but not those of PIL and tifffile about damaged files."""
     logging.basicConfig(format='%(message)s')
     logging.raiseExceptions = False  # a line that cannot be written, as to a closed pipe, has no traceback
     warnings.filterwarnings('ignore', module='PIL')

@@ -98,7 +98,7 @@ def published_checkpoint(recipe: str, command: str, where: str) -> str:
 
 @contextmanager
 def checkpoint_file(place: str) -> Iterator[str]:
-    """Yield the path of a checkpoint, downloaded from its address if it is one."""
+    """Yield the path of a checkpoint, downloaded first if it is an address."""
     if not is_address(place):
         yield place
         return
@@ -140,7 +140,7 @@ def raise_errors(checked: Checked, as_json: bool) -> None:
 
 
 def print_checked(command: str, checked: Checked) -> None:
-    """Print notes, how much of each split is used and what a perfect model would score, in one block on stderr."""
+    """Print notes, the share of each split that is used, and the scores of a perfect model, in one block on stderr."""
     print_notes(command, checked.notes)
     if os.environ.get('RANK', '0') == '0':
         for line in [*_table(checked.used), *(str(score) for score in checked.scores if score.is_perfect)]:
@@ -150,10 +150,10 @@ def print_checked(command: str, checked: Checked) -> None:
 def _table(used: Sequence[Used]) -> list[str]:
     """Return the lines of a table of the images and objects that each split uses."""
     rows = [['', 'images', 'used', 'objects', 'used']]
-    for one in used:
-        counts = (one.images, one.used_images, one.objects, one.used_objects)
-        rows.append([one.split, *('' if count is None else str(count) for count in counts)])
-    columns = 5 if any(one.objects is not None for one in used) else 3
+    for split in used:
+        counts = (split.images, split.used_images, split.objects, split.used_objects)
+        rows.append([split.split, *('' if count is None else str(count) for count in counts)])
+    columns = 5 if any(split.objects is not None for split in used) else 3
     lines = [row[0].ljust(6) + ''.join(cell.rjust(10) for cell in row[1:columns]) for row in rows]
     return [line.rstrip() for line in lines] if used else []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_dense.archs.arch import resolve_arch, split_name
-from swin_dense.archs.weights import place_of, suggestion
+from swin_dense.archs.published import place_of, suggestion
 from swin_dense.images.presets import PRESETS
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address

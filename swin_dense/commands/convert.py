@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out.suffix == '.safetensors':
         packages.require('this command', 'safetensors')
     # These import torch, which --help does not need.
-    from swin_dense.checkpoint.export import as_checkpoint, export_state_dict, write_file
+    from swin_dense.checkpoint.save import as_checkpoint, export_state_dict, write_file
     from swin_dense.create import create_backbone
 
     weights = export_state_dict(create_backbone(checkpoint=args.source, prefix=args.prefix), args.family)

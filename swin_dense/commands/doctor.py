@@ -1,4 +1,4 @@
-"""Check this environment: versions, and what is broken in the installed packages; suggest fixes.
+"""Check this environment: versions, and faults of the installed packages; suggest fixes.
 
 The exit status is 1 if something is broken. A package that is not installed does not count as broken, nor one that is
 slow: the first import after an installation can take minutes. Without torch, only exported models run (`swin-dense

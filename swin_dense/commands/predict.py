@@ -13,7 +13,7 @@ which needs its .bin file beside it; they need neither torch nor the frameworks.
 For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json; if there is also a PHOTO.png, both keep
 their suffix: PHOTO.jpg.json and PHOTO.png.json. With a detector, the JSON lists class, score, box (x1, y1, x2, y2 in
 pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of pixels of every class, and
-PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255). With a panoptic model, it lists id,
+PHOTO.labels.png has the class of every pixel (16 bits if a class is above 255). With a panoptic model, it lists id,
 class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as COCO does: red + 256 green +
 256^2 blue.
 
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--no-pictures',
         action='store_true',
-        help='write no annotated images, PHOTO.painted.jpg; to draw one can take longer than to predict it',
+        help='write no annotated images, PHOTO.painted.jpg; drawing can take longer than predicting',
     )
     parser.add_argument(
         '--time', action='store_true', help='print milliseconds per image by step, the median of all images'
@@ -166,7 +166,7 @@ def _is_place_of_images(place: str) -> bool:
 
 
 def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[str], list[str]]:
-    """Return the images, with their path in the folder of the results, what could not be searched, and a note."""
+    """Return the images, with their path in the folder of the results, places that cannot be searched, and a note."""
     images: dict[str, Path] = {}
     skipped: dict[str, str | None] = {}
     for place in map(Path, places):
@@ -188,7 +188,7 @@ def _found_images(places: list[str], out: Path) -> tuple[dict[str, Path], list[s
 def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods.
 
-    And return what determines its predictions, in the types of JSON.
+    And return the settings that determine its predictions, in the types of JSON.
     """
     if _is_exported(model[0]):
         file = Path(model[0])

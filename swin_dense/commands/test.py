@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.own_data import replace_root
     from swin_dense.workbench.configs.settings import notes_on_settings
+    from swin_dense.workbench.loading import build_whole, saved_names
     from swin_dense.workbench.recipes.files import recipe_root
     from swin_dense.workbench.recipes.zoo import beside_published, find_recipe
-    from swin_dense.workbench.weights import build_whole, saved_names
 
     is_recipe = not Path(args.config).is_file()
     recipe = find_recipe(recipe_root(), Path(args.config).name.removesuffix('.py')) if is_recipe else None

@@ -2,7 +2,7 @@
 
     swin-dense weights
     swin-dense weights swinv2 22k     # only weights that match all words
-    swin-dense weights swin_t.in1k    # all that is known of one
+    swin-dense weights swin_t.in1k    # all facts about one file
 
 The first use of a name downloads the file, and says its address and size.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from swin_dense.archs.weights import PublishedFile, published
+from swin_dense.archs.published import PublishedFile, published
 from swin_dense.utils import checks
 
 GROUP = 'backbones'

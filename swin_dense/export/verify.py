@@ -47,7 +47,7 @@ class Comparison:
 def write_verified(path: Path, write: Callable[[Path], int], comparison: Comparison | None, hint: str = '') -> Exported:
     """Write a file, and compare it with its model if ``comparison`` is given.
 
-    ``write`` traces the model, writes the file to a path and returns the number of nodes; ``hint`` is what may help if
+    ``write`` traces the model, writes the file to a path and returns the number of nodes; ``hint`` is advice if
     that fails.
 
     Raises:

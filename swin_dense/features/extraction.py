@@ -100,7 +100,7 @@ class Extraction:
         seen: set[Header | None] | None = None,
         cure: Callable[[Mapping[str, Any]], str] = in_python,
     ) -> list[str]:
-        """Return what reading loses or turns of images; one of each kind is decoded.
+        """Return notes on images that reading changes, by lost bits or turns; decode an example of each kind.
 
         Args:
             sources: the images.
@@ -189,7 +189,7 @@ def check_levels(backbone: SwinBackbone, levels: Sequence[int] | None) -> tuple[
 
 
 def on_device(module: Movable, device: torch.device | str) -> Movable:
-    """Move a module or a tensor to a device; raise ValueError if it is not available, TypeError if it is none."""
+    """Move a module or a tensor to a device; raise ValueError if it is not available, TypeError if it is no device."""
     try:
         return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA

@@ -29,7 +29,7 @@ class FeatureFolder:
     """The output of `swin-dense features`. A file gets its final name only when it is complete and on disk.
 
     ``settings``, in the types of JSON, determine the features: all runs into a folder must have the same. The rows of a
-    part are in the order of ``paths``, the images of this run, whatever the order in which they are added. ``clock``
+    part are in the order of ``paths``, the images of this run, not in the order of the calls that add them. ``clock``
     counts seconds. ``finished`` are the paths of the images that have features.
     """
 

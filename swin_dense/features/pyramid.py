@@ -29,7 +29,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.names import unwrapped_module
 
 _logger = logging.getLogger(__package__)
-# Headers, without the size, of images about which this process has said what there is to say.
+# Headers, without the size, of images about which this process has logged its notes.
 _seen: defaultdict[Normalization, set[Header | None]] = defaultdict(set)
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def extract_pyramid(
 
 
 def has_random_weights(backbone: SwinBackbone) -> bool:
-    """Return whether the last MLP of a backbone is that of a new one: its biases are 0, which no training leaves."""
+    """Return whether the last MLP of a backbone is untrained: its biases are 0, which no training leaves."""
     stages: Any = backbone.stages
     biases = [parameter for parameter in stages[-1].blocks[-1].ffn.parameters() if parameter.ndim == 1]
     return bool(biases) and not any(bias.any() for bias in biases)

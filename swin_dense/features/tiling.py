@@ -36,7 +36,7 @@ def exact_overlap(backbone: SwinBackbone, levels: Sequence[int]) -> Size:
     """Return the smallest aligned overlap, (vertical, horizontal) in pixels, that gives the whole image's features."""
     alignment = tile_alignment(backbone)
     reach = [_reach(backbone, levels, axis) for axis in range(2)]
-    vertical, horizontal = (-(-one // period) * period for one, period in zip(reach, alignment, strict=True))
+    vertical, horizontal = (-(-side // period) * period for side, period in zip(reach, alignment, strict=True))
     return vertical, horizontal
 
 

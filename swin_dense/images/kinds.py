@@ -128,7 +128,7 @@ def scale_of(values: np.ndarray) -> int:
 
 
 def _loss(header: Header, source: Any, image: np.ndarray, reader: Reader) -> str:
-    """Return what a reader loses of the bits and bands of an image, and the cure, or ''."""
+    """Return which bits and bands of an image a reader loses, and the cure, or ''."""
     channels = 1 if image.ndim == 2 else image.shape[2]
     has_lost_bands = header.extra > 0 and (header.bands > channels or header.bands == 2 != channels)
     losses: list[str] = []

@@ -105,7 +105,7 @@ def _named(name: str, error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Keep Python from printing what PIL and tifffile log about damaged files; handlers of the program still get it.
+    """Keep what PIL and tifffile log about damaged files off the screen; handlers of the program still get it.
 
     Python prints what a logger without a handler reports. Each reading adds a handler of its own, because other threads
     may end theirs at any time.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.arch import resolve_arch
-from swin_dense.archs.weights import PublishedFile, published
+from swin_dense.archs.published import PublishedFile, published
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.images.presets import PRESETS
 from swin_dense.models.classifier import SwinClassifier

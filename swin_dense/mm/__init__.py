@@ -1,4 +1,4 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules, and what they need in training.
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules, and their support in training.
 
 Only this package and the workbench import mmengine at import time.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swin_dense.mm.bands import LoadBands
     from swin_dense.mm.graphs import UseGraphs
     from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
-    from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
+    from swin_dense.mm.mask_values import IgnoreMaskValues, MapMaskValues
     from swin_dense.mm.resume import ResumeOptimizer
     from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
@@ -37,9 +37,9 @@ __all__ = [
 # The modules of the names that a config may add to the backbone. They are imported when the names are used, so that
 # SwinDense is registered even if one of them cannot be imported.
 _HOMES = {
-    'IgnoreMaskValues': 'swin_dense.mm.masks',
+    'IgnoreMaskValues': 'swin_dense.mm.mask_values',
     'LoadBands': 'swin_dense.mm.bands',
-    'MapMaskValues': 'swin_dense.mm.masks',
+    'MapMaskValues': 'swin_dense.mm.mask_values',
     'ResumableFSDPStrategy': 'swin_dense.mm.sharding',
     'ResumeOptimizer': 'swin_dense.mm.resume',
     'SwinLayerDecayConstructor': 'swin_dense.mm.layer_decay',

@@ -59,7 +59,7 @@ class SwinDense(SwinBackbone, BaseModule):
         output_missing_index_as_none: BEVDet's option: return one item per stage, None for those not in ``out_indices``.
         return_stereo_feat: BEVDet's option: return the map of the first stage, without a norm, before the others.
         **options: options of :class:`SwinBackbone`, or of the Swins of the authors, of mmdet 2.x and of mmpretrain,
-            which keep the meaning that they have there: a warning lists what was translated. Others raise. ``act_cfg``
+            which keep the meaning that they have there: a warning lists the translations. Others raise. ``act_cfg``
             and ``norm_cfg`` may also name layers that are registered in mmengine.
 
     Raises:

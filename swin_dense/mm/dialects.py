@@ -112,7 +112,7 @@ def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:
 
 
 def _of_mmpretrain(new: dict[str, Any], notes: list[str], network: str) -> None:
-    """Translate in place what has another meaning in mmpretrain than in all other Swins."""
+    """Translate in place the options that mean something else in mmpretrain than in all other Swins."""
     frozen = new.get('frozen_stages', -1)
     if frozen >= 0:
         new['frozen_stages'] = frozen + 1
@@ -154,7 +154,7 @@ def _windows_of(stage_cfgs: Any) -> int | list[Any] | None:
 
 
 def why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """Return what follows the name of an unknown option in its error; see ``reject_unknown`` in ``models.options``."""
+    """Return the advice in the error about an unknown option; see ``reject_unknown`` in ``models.options``."""
     if name == 'stage_cfgs':
         return f': {value!r} is not supported; only one window for all blocks of a stage is, window_size'
     if name in IMPLIED_OPTIONS:

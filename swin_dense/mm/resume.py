@@ -95,7 +95,7 @@ def _trained_sets(model: nn.Module) -> Iterator[list[str]]:
         for name, _ in backbone.named_parameters()
     }
     others = {name for name, parameter in model.named_parameters() if name not in owned and not parameter.requires_grad}
-    for frozen in range(-1, 1 + max((len(one.stages) for one in backbones.values()), default=-1)):
+    for frozen in range(-1, 1 + max((len(backbone.stages) for backbone in backbones.values()), default=-1)):
         starts: Sequence[str] = ('patch_embed.', 'absolute_pos_embed') if frozen >= 0 else ()
         starts = (*starts, *(f'{part}{stage}.' for stage in range(frozen) for part in ('stages.', 'norm')))
         yield [

@@ -19,7 +19,7 @@ from swin_dense.utils import compat, private_mm
 
 
 def let_mmengine_read_training_files() -> None:
-    """Replace mmengine's loader of local files by one that reads a second time what torch refuses."""
+    """Replace mmengine's loader of local files by a loader that tries the files that torch refuses once more."""
     loader = private_mm.local_loader()
 
     @functools.wraps(loader)

@@ -96,7 +96,7 @@ class _Graphed:
         return context.needs_single_operations(img) or img.requires_grad or is_distributed or not is_on_gpu
 
     def _state(self, img: Tensor) -> Any:
-        """Return what must be as at the capture; None if weights have gradients, to which a replay cannot add."""
+        """Return the state, to compare with the capture; None if there are gradients, to which a replay cannot add."""
         own = [x for module in self._backbone.modules() for x in tensors_of(module)]  # quickly
         weights = [x for tensors in own for x in tensors.values() if x is not None]
         if torch.is_grad_enabled() and any(x.grad is not None for x in weights if x.is_leaf):

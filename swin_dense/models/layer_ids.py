@@ -20,7 +20,7 @@ def layer_of(name: str, depths: Sequence[int]) -> int:
     stage's last block. All other parameters, such as output norms and the absolute position embedding, have the index
     of the head: ``sum(depths) + 1``.
 
-    Blocks beyond the depth of a stage have the index of its last one, so that with ``depths`` of 1 stages are counted.
+    Blocks beyond the depth of a stage have the index of its last block, so that ``depths`` of 1 count stages.
 
     Raises:
         ValueError: the parameter is in a stage, but neither in its blocks nor in its patch merging.

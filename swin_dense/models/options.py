@@ -1,4 +1,4 @@
-"""The options of the backbones: their types, their checks, and what unknown ones probably mean."""
+"""The options of the backbones: their types, their checks, and suggestions for unknown options."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def window_per_stage(window_size: Any, stages: int) -> tuple[Size, ...]:
     """Return the (height, width) of the windows of each stage, given one window for all stages or one for each."""
     is_list = isinstance(window_size, Sequence) and not isinstance(window_size, (str, bytes))
     given = list(window_size) if is_list else [window_size]
-    if len(given) <= 2 and not any(isinstance(one, (list, tuple)) for one in given):
+    if len(given) <= 2 and not any(isinstance(window, (list, tuple)) for window in given):
         return (checks.pair('window_size', window_size),) * stages
     if len(given) != stages:
         raise checks.OptionError(
             'window_size must be one integer, a (height, width) pair, or a list with one of them for each of the '
             f'{stages} stages, got {len(given)}: {window_size!r}'
         )
-    return tuple(checks.pair(f'window_size[{stage}]', one) for stage, one in enumerate(given))
+    return tuple(checks.pair(f'window_size[{stage}]', window) for stage, window in enumerate(given))
 
 
 def window_shift(use_shift: bool, window: Size) -> Size:
@@ -145,7 +145,7 @@ def window_shift(use_shift: bool, window: Size) -> Size:
 
 
 def why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """Return what follows the name of an unknown option in its error: what its user probably meant."""
+    """Return the advice in the error about an unknown option: the option that its user probably meant."""
     if name == 'img_size':
         return (
             ': images of any size work; the size for which an absolute position embedding was trained is '

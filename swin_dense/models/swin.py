@@ -68,7 +68,7 @@ class SwinBackbone(nn.Module):
         use_abs_pos_embed: whether to add a learnt absolute position embedding, interpolated to the size of the map.
         use_rel_pos_bias: whether to add a learnt relative position bias.
         use_shift: whether every second block shifts its windows by half a window.
-        act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds one.
+        act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds the layer.
         norm_cfg: norm, such as ``dict(type='LN')``, or a function that takes the number of channels and builds a norm
             over the last axis.
         with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for only their MLPs;
@@ -88,7 +88,7 @@ class SwinBackbone(nn.Module):
         windows: (height, width) in tokens of the windows of every stage.
         num_features: channels of every stage, including those that are not returned.
         position_grid: (height, width) in tokens of the absolute position embedding.
-        input_preset: the normalisation that loaded weights are known to expect, a name for
+        input_preset: the normalisation that the loaded weights expect, where their publisher is recognised, a name for
             :func:`swin_dense.features.preset`; None if unknown.
 
     Raises:
@@ -105,7 +105,7 @@ class SwinBackbone(nn.Module):
     """
 
     input_preset: str | None = None
-    allow_partial = False  # what load_state_dict does with parameters that are missing; an option of SwinDense
+    allow_partial = False  # whether load_state_dict accepts missing parameters; an option of SwinDense
 
     # SwinV2Backbone overrides these.
     network = 'swin'

@@ -43,7 +43,7 @@ class CosineWindowAttention(WindowAttention):
     Args:
         channels: C.
         num_heads: heads, which divide C.
-        qkv_bias: whether queries and values have a bias; keys have none.
+        qkv_bias: whether queries and values have a bias; keys never have.
         pretrained_window_size: (height, width) in tokens of the window that the position network was trained with. It
             sets the scale of the offsets; None means the current window.
         **options: ``window_size``, dropout and backend, see :class:`WindowAttention`.

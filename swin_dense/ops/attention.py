@@ -13,7 +13,7 @@ from swin_dense.utils.private import hooks_of
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
-# Another one, of a subclass, a module or by a library for all modules, must be called.
+# Any other, of a subclass, of a module, or set by a library for all modules, must be called.
 _DROPOUTS_FORWARD = context.torchs_forward(nn.modules.dropout, 'Dropout')
 
 

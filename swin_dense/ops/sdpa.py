@@ -22,8 +22,8 @@ from swin_dense.ops.reference import Projection
 from swin_dense.ops.windows import Grid, Plan, WindowSpec, plan_windows, region_masks, relative_position_bias
 from swin_dense.utils import compat, private
 
-# An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
-# tokens, in a loop without vector instructions.
+# An operator that torch.compile does not look into. Without it, torch.compile computes the copied values anew for
+# each pair of tokens, in a loop without vector instructions.
 _opaque_copy = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tensor x) -> Tensor')(torch.clone)
 _opaque_copy.register_fake(torch.clone)
 _opaque_copy.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
@@ -38,7 +38,7 @@ MAX_PLAN_BYTES = 2**26
 
 
 class _Plans(dict[Any, Plan]):
-    """The plan of each grid and device, and stream of a GPU; it is made once, and must not be modified."""
+    """The plan of each grid and device, and stream of a GPU, made once; callers must not modify it."""
 
     def __missing__(self, key: Any) -> Plan:
         # The tables of a plan take at most twice as much as its regions.
@@ -86,7 +86,7 @@ def attend_by_torch(
     bias_ATT = None if table_PA is None else relative_position_bias(table_PA, spec.window)
     move = _Move.apply if torch.is_grad_enabled() else partial(_Move.forward, None)
     qkv_BSC = project(move(x_BHWC, plan, True))
-    # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
+    # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and the fallback of torch is slower
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors. Weights to drop are drawn in another
     # order there, and a checkpoint that computes the maps again, now with gradients, must drop the same.
     is_slow = (bias_ATT is not None and bias_ATT.requires_grad) or (attn_drop.training and attn_drop.p)

@@ -64,7 +64,7 @@ def window_grid(height: int, width: int, window: Size) -> Size:
 
 
 def slots_of_windows(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what is in each slot of the windows of a map.
+    """Return the content of each slot of the windows of a map.
 
     The roll moves the first ``shift`` rows and columns to the opposite edge, so the last row and the last column of
     windows contain tokens from both edges. Only tokens of the same region, which were neighbours before the roll, may
@@ -104,7 +104,7 @@ def slots_of_tokens(grid: Grid, device: torch.device) -> Tensor:
 
 
 def region_masks(regions_NT: Tensor) -> Tensor:
-    """Return what is added to the scores of windows, (N, 1, T, T): a penalty for tokens of different regions."""
+    """Return the masks of windows, (N, 1, T, T), to add to scores: a penalty for tokens of different regions."""
     # The number itself: in a checkpoint, torch.compile(dynamic=True) makes a symbol of a global float, and fails.
     return -100.0 * (regions_NT[:, None, :, None] != regions_NT[:, None, None])
 

@@ -17,7 +17,7 @@ class OptionError(ValueError, AssertionError):
 
 def integer(name: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
-    if isinstance(value, bool) or not hasattr(value, '__index__') or getattr(value, 'ndim', 0):  # or an array
+    if isinstance(value, bool) or not hasattr(value, '__index__') or bool(getattr(value, 'ndim', 0)):  # or an array
         raise TypeError(f'{name} must be an integer, got {value!r} of type {type(value).__name__}')
     value = value.__index__()
     if value < minimum:

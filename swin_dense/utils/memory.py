@@ -1,4 +1,4 @@
-"""The memory of a process: keep what is freed for the next pass."""
+"""The memory of a process: keep freed memory for the next pass."""
 
 from __future__ import annotations
 

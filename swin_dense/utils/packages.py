@@ -1,4 +1,4 @@
-"""Which packages are installed, how to install the others, and what cures a broken one."""
+"""Which packages are installed, how to install the others, and how to cure broken ones."""
 
 from __future__ import annotations
 

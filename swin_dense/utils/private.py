@@ -1,4 +1,4 @@
-"""Private names of torch and Python, each with what holds in a version that has dropped it.
+"""Private names of torch and Python, each with a fallback for versions that have dropped it.
 
 With ``private_mm``, which has those of mmengine and mmdet and needs no torch, the rest of the package uses no private
 name of another package. Old versions, which cannot change, are in ``compat``.

@@ -1,4 +1,4 @@
-"""Private names of mmengine and mmdet, each with what holds in a version that has dropped it.
+"""Private names of mmengine and mmdet, each with a fallback for versions that have dropped it.
 
 Commands read configs with them before they import torch, whose private names are in ``private``.
 """

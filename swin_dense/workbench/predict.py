@@ -22,11 +22,11 @@ from swin_dense.mm.bands import LoadBands
 from swin_dense.utils import private_mm
 from swin_dense.workbench.configs.experiment import framework_of
 from swin_dense.workbench.configs.own_data import make_palette
+from swin_dense.workbench.loading import build_whole, saved_names
 from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.model import ImagePredictor
 from swin_dense.workbench.runtime.outputs import Instances, Outputs
 from swin_dense.workbench.runtime.stopwatch import Stopwatch
-from swin_dense.workbench.weights import build_whole, saved_names
 
 
 class Predictor(ImagePredictor):
@@ -149,7 +149,7 @@ def _classes_of_head(model: Any) -> int | None:
 
 
 def settings_digest(config: Config) -> str:
-    """Return a short hash of what a config says about predictions: the model, and how images are read and named."""
+    """Return a short hash of the parts of a config that determine predictions: model, images and names."""
     dataset = test_dataset(config)
     of_images = [dataset.get(key) for key in ('type', 'metainfo', 'pipeline')]
     said = [config.get('default_scope'), config['model'], *of_images]

@@ -9,7 +9,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
-from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint.save import write_file
 from tests.conftest import assert_within, equal_weights, needs, randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')

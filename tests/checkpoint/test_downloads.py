@@ -20,8 +20,8 @@ from swin_dense import SwinBackbone, create_backbone
 from swin_dense.archs import weights
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import read_file
+from swin_dense.checkpoint.save import write_file
 from swin_dense.images.presets import PRESETS
 from swin_dense.utils import fetch
 from swin_dense.utils.digest import file_digest

@@ -16,7 +16,7 @@ import torch
 
 from swin_dense import CheckpointError, SwinBackbone, create_backbone
 from swin_dense.checkpoint.convert import flatten
-from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint.save import write_file
 from swin_dense.checkpoint.unpickler import StandIn
 from tests.checkpoint.helpers import (
     SAFETENSORS,

@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import random
-import subprocess
 import sys
 import types
 import zipfile
@@ -94,17 +93,12 @@ def test_arrays_of_other_types_are_empty(tmp_path, protocol, dtype):
     assert found['b'].tolist() == [1, 1]
 
 
+# A kind of call each; test_no_other_name_is_resolved tries many names.
 HARMFUL = {
-    'system': Runs(os.system, 'touch ran'),
-    'eval': Runs(eval, 'open("ran", "w")'),
-    'exec': Runs(exec, 'open("ran", "w")'),
-    'popen': Runs(subprocess.Popen, ['touch', 'ran']),
-    'loads': Runs(pickle.loads, b''),
-    'getattr': Runs(getattr, collections.Counter, 'update'),
+    'function': Runs(os.system, 'touch ran'),
+    'import': Runs(builtins.__import__, 'this'),
     'array': Runs(np.ndarray, (1 << 40,)),
     'matrix': Runs(np.zeros(1).__reduce__()[0], np.matrix, (0,), b'b'),
-    'load': Runs(np.load, 'a.pth'),
-    'import': Runs(builtins.__import__, 'this'),
     'memory': Runs(bytearray, 1 << 45),
     'module': torch.nn.Linear(1, 1),
 }

@@ -16,7 +16,7 @@ from swin_dense import (
     export_state_dict,
     load_checkpoint,
 )
-from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint.save import write_file
 from tests.checkpoint.helpers import ARCH
 from tests.checkpoint.test_misfits import Sharded
 from tests.conftest import equal_weights, needs, randomize

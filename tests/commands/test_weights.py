@@ -2,7 +2,7 @@
 
 import pytest
 
-from swin_dense.archs.weights import published
+from swin_dense.archs.published import published
 from swin_dense.commands._main import main
 
 

@@ -20,7 +20,7 @@ from swin_dense.ops.triton import attention, choice, gpu, trials
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat
 from tests.conftest import FLOAT16, needs_half
-from tests.ops.devices import needs_interpreter, run_python
+from tests.ops.devices import has_passed, needs_interpreter, run_python
 
 CPU = torch.device('cpu')
 TRIAL = trials.AttentionTrial(
@@ -169,8 +169,7 @@ def test_a_fault_for_one_dtype_of_the_table_is_no_fault_for_another(monkeypatch)
 
 def sides():
     """Return the windows of published models and those between; larger ones take the interpreter up to a minute."""
-    marks = {7: (), 8: ()}
-    return [pytest.param((side, side), marks=marks.get(side, pytest.mark.long)) for side in range(7, 17)]
+    return [pytest.param((side, side), marks=() if side == 7 else pytest.mark.long) for side in range(7, 17)]
 
 
 @needs_interpreter
@@ -398,7 +397,7 @@ def test_a_trial_ignores_captures_of_other_threads(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(gpu.ctypes, 'CDLL', Driver)
     monkeypatch.setattr(attention, 'forward', forward)
-    assert choice.has_passed(TRIAL._replace(has_gradients=False))
+    assert has_passed(TRIAL._replace(has_gradients=False))
     (thread, mode), thread_of_kernel = calls
     assert thread == thread_of_kernel != threading.get_ident()
     assert mode == 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h

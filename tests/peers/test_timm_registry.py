@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from swin_dense.archs.weights import published
+from swin_dense.archs.published import published
 from tests.conftest import equal_weights, randomize
 
 from .peer import largest_difference, needed

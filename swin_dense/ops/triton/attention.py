@@ -313,7 +313,7 @@ class _Launches:
         )
 
     def bias(self, table: Tensor) -> Tensor:
-        """Return what the kernels read: the table if a window is one tile, else the bias of all pairs of tokens."""
+        """Return the bias as kernels read it: the table if a window is one tile, else that of all pairs of tokens."""
         return table if self.tiles == 1 else relative_position_bias(table, self._window).contiguous()
 
 

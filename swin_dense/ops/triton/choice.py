@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.ops.triton import gpu
-from swin_dense.ops.triton.trials import AttentionTrial, NormTrial, Trial
+from swin_dense.ops.triton.trials import AttentionTrial, Trial
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat, private
 
@@ -26,7 +26,7 @@ _REPORT = 'report this with the output of swin-dense doctor'
 class Reasons(dict[Any, str | None]):
     """Why the kernel of a trial is not used, or None, by the kind of the trial and its settings.
 
-    A trial is made once, when its reason is first looked up; every pass looks it up, which costs the host little.
+    A trial is made once, when a pass first looks up its reason; every pass does, which costs the host little.
     """
 
     def __missing__(self, key: Any) -> str | None:
@@ -67,11 +67,6 @@ def is_kernel(
 @private.assume_constant_result  # torch.compile calls it while it traces, and cannot trace a trial
 def _has_passed(*trial: Any) -> bool:
     return reasons[trial] is None
-
-
-def has_passed(trial: AttentionTrial | NormTrial) -> bool:
-    """Return whether the kernel of a trial is right on this machine; the answer is kept."""
-    return reasons[(type(trial), *trial)] is None
 
 
 def _reason_against(trial: Trial) -> str | None:

@@ -1,4 +1,4 @@
-"""Launch kernels that Triton has compiled, without asking Triton at every launch which one is meant.
+"""Launch kernels that Triton has compiled, without the search of Triton at every launch.
 
 ``kernel[grid](...)`` binds its arguments to a signature and looks at the type, value and alignment of each, which takes
 five times as long as the launch of the kernel that it finds. A kernel that is compiled ahead, as in Triton's tutorials,

@@ -37,7 +37,7 @@ class Trial(Protocol):
         """Return the error of each result of the kernel, relative to its largest value, and the largest allowed."""
 
     def fallback_description(self) -> tuple[str, str]:
-        """Return what is used where the kernel is not, and the option that asks for it, for a warning."""
+        """Return the fallback of the kernel, and the option that asks for it, for a warning."""
 
 
 class AttentionTrial(NamedTuple):
@@ -122,7 +122,7 @@ class NormTrial(NamedTuple):
 def _errors(
     found: Sequence[Tensor], function: Any, inputs: Sequence[Tensor], grad: Tensor
 ) -> list[tuple[float, float]]:
-    """Return the errors of what the kernel has found, and those allowed, by plain operations for the same function."""
+    """Return the errors of the results of a kernel, and those allowed, by plain operations for the same function."""
     expected = _results(function, [tensor.double() for tensor in inputs], grad.double())
     plain = _results(function, inputs, grad)
     # One tensor, so that the host waits for the device once.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swin_dense.workbench.runtime.masks import overlaps, pasted
+from swin_dense.workbench.runtime.instances import overlaps, pasted
 from swin_dense.workbench.runtime.outputs import Instances
 from swin_dense.workbench.runtime.queries import OFFSET
 from swin_dense.workbench.runtime.queries import predicted as predicted_by_file

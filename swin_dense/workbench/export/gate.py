@@ -95,7 +95,7 @@ def _one_stage(head: Table) -> Table:
 def _box_queries(head: str) -> Table:
     return {
         **_BACKBONE,
-        # With padding, every part would have to know what it hides.
+        # With padding, every part would have to know the mask.
         'data_preprocessor': Part(('mmdet.DetDataPreprocessor',), {'pad_size_divisor': 1}),
         'bbox_head': Part((head,)),
         'bbox_head.loss_cls': Part(values={'use_sigmoid': True}),

@@ -71,7 +71,7 @@ def export_whole(
         path: the destination. An existing file is overwritten.
         image: image for the comparison, in which a detector must find something; None is a built-in portrait.
         opset: version of ONNX, at least 18; None is 20.
-        allow_partial: accept a checkpoint that does not fill the model, and log a warning; what it lacks is random.
+        allow_partial: accept a checkpoint that does not fill the model, and log a warning; the missing ones are random.
 
     Returns:
         The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels, that differ.

@@ -24,7 +24,7 @@ FOLDERS = (
     *FRAMEWORKS,
 )
 
-# The metrics of mmdet and mmseg for those of the metafiles, and what makes them percent.
+# The metrics of mmdet and mmseg for those of the metafiles, and the factor that makes them percent.
 MEASURED = {
     'box AP': ('coco/bbox_mAP', 100),
     'mask AP': ('coco/segm_mAP', 100),
@@ -157,7 +157,7 @@ def _models(root: Path, folder: str) -> list[dict[str, Any]]:
 
 
 def plain(recipes: list[Recipe], weights: bool = False) -> str:
-    """Return the recipes as text for a terminal: each name, and below it, in at most 100 columns, what is known of it.
+    """Return the recipes as text for a terminal: each name, and below it, in at most 100 columns, the facts about it.
 
     With ``weights``, add the addresses of the weights, which may be longer.
     """

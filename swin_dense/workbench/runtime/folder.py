@@ -107,8 +107,8 @@ class ResultFolder:
 
         Raises:
             FileExistsError: a file exists, and neither ``resume`` nor ``force`` was given; or a file to resume is not a
-                result of this command, or is that of another image, or was predicted with other settings; or what has
-                the name of a result is no regular file.
+                result of this command, or is that of another image, or was predicted with other settings; or a
+                path with the name of a result is no regular file.
         """
         self._settings = settings
         self._entries = self._recorded()  # another process may have written meanwhile

@@ -13,7 +13,7 @@ import numpy as np
 
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORTED, PRECISIONS
-from swin_dense.workbench.runtime import masks, painting, pictures, queries
+from swin_dense.workbench.runtime import instances, painting, pictures, queries
 from swin_dense.workbench.runtime.outputs import Instances, Outputs, Prediction
 from swin_dense.workbench.runtime.sessions import (
     FORMAT,
@@ -118,7 +118,7 @@ class ImagePredictor:
         return pixels
 
     def notes_on(self, pictures: Sequence[Picture]) -> list[str]:
-        """Return what reading loses or turns of pictures; one of each kind is decoded."""
+        """Return notes on pictures that reading changes, by lost bits or turns; decode an example of each kind."""
         from swin_dense.images.kinds import Reader, notes_on_reading  # needs PIL, without which arrays are predicted
 
         def decode(picture: Picture) -> np.ndarray | None:
@@ -271,7 +271,7 @@ class Model(ImagePredictor):
         if probabilities:
             threshold = self.facts['mask_threshold']
             for mask, box in zip(probabilities[0][kept], boxes, strict=True):
-                full_masks.append(masks.pasted(mask, box, threshold, *size))
+                full_masks.append(instances.pasted(mask, box, threshold, *size))
         return Outputs(instances=Instances(boxes, scores[kept], labels[kept], full_masks))
 
 
@@ -281,7 +281,7 @@ def _listed(found: Instances, classes: Sequence[str]) -> list[dict[str, Any]]:
         name = classes[label]
         listed.append({'class': name, 'label': int(label), 'score': float(score), 'box': box.tolist()})
     for instance, mask in zip(listed, found.masks, strict=False):  # there may be no masks
-        instance['mask'] = masks.encode_rle(mask)
+        instance['mask'] = instances.encode_rle(mask)
     return listed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from swin_dense.workbench.runtime.masks import interpolation
+from swin_dense.workbench.runtime.instances import interpolation
 from swin_dense.workbench.runtime.outputs import Instances
 
 # In a map of segments, the number of an instance is multiplied by this and added to the class, as in mmdet.

@@ -16,7 +16,7 @@ KEY = 'swin_dense'  # key of the JSON metadata in the file
 FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
 OPTIONAL = ('size',)  # inputs with a default value
 _HINTS = {'float32': 'f32', 'bfloat16': 'bf16'}  # OpenVINO's names of precisions
-# OpenVINO keeps what it prepares for each size of each layer, 5000 entries by default, so that memory rises over
+# OpenVINO keeps its preparations for each size of each layer, 5000 entries by default, so that memory rises over
 # hundreds of image sizes. With this many, two sizes that alternate are still as fast.
 _OPENVINO_CACHE = {'CPU_RUNTIME_CACHE_CAPACITY': 250}
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from swin_dense.workbench.runtime import masks, painting, pictures
+from swin_dense.workbench.runtime import instances, painting, pictures
 from tests.conftest import IfInstalled, photograph
 
 cv2 = IfInstalled('cv2')
@@ -150,7 +150,7 @@ def test_masks_are_pasted_as_mmdet_does(corners, size, seed):
     )
     expected = np.zeros(size, np.float32)
     expected[where] = values[0].numpy()
-    mask = masks.pasted(probabilities[0], box, 0.5, *size)
+    mask = instances.pasted(probabilities[0], box, 0.5, *size)
     is_clear = np.abs(expected - 0.5) > 1e-4
     np.testing.assert_array_equal(mask[is_clear], (expected >= 0.5)[is_clear])
 

@@ -1,4 +1,4 @@
-"""Load the weights of whole models: all of them, or an error that counts and names what is missing."""
+"""Load the weights of whole models: all of them, or an error that counts and names the missing ones."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense import CheckpointError, export_state_dict, export_whole
 from swin_dense.commands._main import main
+from swin_dense.workbench.loading import build_whole
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.recipes.files import load_recipe
-from swin_dense.workbench.weights import build_whole
 from tests.commands.test_predict import RECIPES
 from tests.conftest import equal_weights
 

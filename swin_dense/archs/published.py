@@ -19,7 +19,7 @@ _FILE = re.compile(r'.*[/\\].*|.*\.(pth|pt|pth\.tar|bin|pkl|ckpt|safetensors|jso
 class PublishedFile:
     """A published file of the weights of a Swin."""
 
-    name: str  # the architecture, a dot, and what it was trained on
+    name: str  # the architecture, a dot, and its training data
     publisher: str
     source: str  # the page on which the publisher gives the address
     licence: str  # that the publisher gives for its weights, or for the repository that publishes them
@@ -41,7 +41,7 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def recognised_preset(family: str, network: str, prefix: str, described: str, channels: int) -> str | None:
-    """Return the normalisation that weights of a publisher expect, given what a checkpoint shows; None if unknown.
+    """Return the normalisation that weights of a publisher expect, recognised by their checkpoint; None if unknown.
 
     Args:
         family: the family of its parameter names.
