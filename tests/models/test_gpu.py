@@ -9,7 +9,6 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from swin_dense.ops.triton import choice, trials
 from tests.conftest import TINY, randomize
-from tests.ops.devices import has_passed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -185,7 +184,7 @@ def test_a_trial_does_not_end_the_capture_of_another_thread(monkeypatch):
         assert begun.wait(60)
         # Of many channels: torch has no such memory left after the start of a capture, which empties its cache.
         trial = trials.NormTrial(static.device, torch.float16, torch.float32, torch.float16, 3000, True)
-        assert has_passed(trial)
+        assert choice.has_passed(trial)
     finally:
         tried.set()
         thread.join()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from swin_dense.ops.triton import choice, gpu
+from swin_dense.ops.triton import gpu
 from swin_dense.utils import private
 from tests.processes import python
 
@@ -33,11 +33,6 @@ def as_on_a_gpu():
         mock.patch.object(private, 'current_raw_stream', return_value=0),
     ):
         yield
-
-
-def has_passed(trial):
-    """Return whether the kernel of a trial is right on this machine."""
-    return choice.reasons[(type(trial), *trial)] is None
 
 
 def run_python(code, **environment):

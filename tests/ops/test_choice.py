@@ -20,7 +20,7 @@ from swin_dense.ops.triton import attention, choice, gpu, trials
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat
 from tests.conftest import FLOAT16, needs_half
-from tests.ops.devices import has_passed, needs_interpreter, run_python
+from tests.ops.devices import needs_interpreter, run_python
 
 CPU = torch.device('cpu')
 TRIAL = trials.AttentionTrial(
@@ -397,7 +397,7 @@ def test_a_trial_ignores_captures_of_other_threads(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(gpu.ctypes, 'CDLL', Driver)
     monkeypatch.setattr(attention, 'forward', forward)
-    assert has_passed(TRIAL._replace(has_gradients=False))
+    assert choice.has_passed(TRIAL._replace(has_gradients=False))
     (thread, mode), thread_of_kernel = calls
     assert thread == thread_of_kernel != threading.get_ident()
     assert mode == 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h
