@@ -157,6 +157,7 @@ def folders_named_in(path):
     """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, temporary."""
     packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
     folders = {str(ROOT), str(Path.home()), str(path.parent), f'{tempfile.gettempdir()}{os.sep}', *packages}
+    folders -= {os.sep, os.devnull}  # a home that is none
     contents = [path.read_bytes()]
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -1,6 +1,7 @@
 """Environments to test kernels in: triton's interpreter, a GPU if available, and compilation without a GPU."""
 
 import contextlib
+import tempfile
 import textwrap
 from unittest import mock
 
@@ -66,6 +67,7 @@ def compile_for(capability, code):
         Launch.__call__ = compile_only
     """
     program = f'CAPABILITY = {capability}\n{textwrap.dedent(compile_only)}{textwrap.dedent(code)}'
-    stdout = run_python(program, TRITON_INTERPRET='0')
+    with tempfile.TemporaryDirectory() as cache:  # by default it is below the home folder
+        stdout = run_python(program, TRITON_INTERPRET='0', TRITON_CACHE_DIR=cache)
     rows = [line.split() for line in stdout.splitlines()]
     return [(name, int(shared)) for name, shared in rows]
