@@ -16,19 +16,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_host import held_mib, reset_peak
 from bench_models import PEERS, build_ours, build_peer, must_agree
-from harness import Worker, in_turns, largest_error, medians, serve
+from harness import Worker, in_turns, largest_error, serve
 from measurements import Run
 from torch import Tensor, nn
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     run = Run(args.json, arch=args.arch, window=args.window, threads=args.threads or torch.get_num_threads())
     run.content |= {'processes': args.processes, 'turns': args.turns}
-    if OURS in args.models and args.form == 'eager':
+    if args.form == 'eager':
         count(args, run)
     for case in args.cases:
         compare(case, args, run)
@@ -68,7 +69,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--json', type=Path, help='replace only what is measured again in the file')
     parser.add_argument('--arch', default='swin_t', help='swin_t to swin_l or swinv2_t to swinv2_l')
     parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')
-    parser.add_argument('--models', nargs='+', default=[OURS, *PEERS], help='backends, "+cp" enables with_cp; or peers')
+    parser.add_argument(
+        '--models', nargs='+', default=PEERS, help='beside ours: backends, "+cp" enables with_cp; or peers'
+    )
     parser.add_argument('--cases', nargs='+', default=CASES, help='such as "inference, 1 x 512 x 512"')
     parser.add_argument('--form', choices=FORMS, default='eager', help='compiled by torch.compile, or with autocast')
     parser.add_argument('--processes', type=int, default=2, help='of each model, in sequence (default: %(default)s)')
@@ -85,64 +88,65 @@ def compare(case: str, args: argparse.Namespace, run: Run) -> None:
     """Add the measurements of all models in a case."""
     what, _, size = case.partition(', ')
     time_of = CLOCKS[args.clock][0]
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for _ in range(args.processes):
-        for name, figures in of_processes(case, args, run).items():
-            for quantity, value in figures.items():
-                found.setdefault(name, {}).setdefault(quantity, []).append(value)
+        with contextlib.ExitStack() as stack:
+            workers = {}
+            for name, worker in started(case, args).items():
+                stack.callback(worker.close)
+                if worker.greeting is None:
+                    workers[name] = worker
+                else:
+                    run.note(absent={**run.content.get('absent', {}), name: worker.greeting})
+            for key, value in measured(workers, case, args).items():
+                found.setdefault(key, []).append(value)
     units = {time_of: 'ms', 'first call': 'ms', 'peak memory': 'MiB', 'difference from ours': 'of the largest value'}
-    for name, figures in found.items():
-        for quantity, values in figures.items():
-            names = {'what': what, 'model': name, 'size': size, 'way': args.form}
-            run.add(values, quantity, units.get(quantity, 'ratio'), **names)
-    print(case, *(f'{name} {medians([of[time_of]])[0]:.1f} ms' for name, of in found.items()), sep=', ', flush=True)
+    for (name, quantity), values in found.items():
+        run.add(values, quantity, units.get(quantity, 'ratio'), what=what, model=name, size=size, way=args.form)
+        if quantity == time_of:
+            print(f'{case}, {name}: {statistics.median(values):.1f} ms', flush=True)
 
 
-def of_processes(case: str, args: argparse.Namespace, run: Run) -> dict[str, dict[str, float]]:
-    """Start a process of each model, and return its measurements: quantity -> value."""
-    _, batch, size = parsed(case)
-    steps = max(1, 250_000 // (batch * size[0] * size[1]))
-    time_of = CLOCKS[args.clock][0]
-    forms = {name: (name, args.form, None) for name in args.models}
+def started(case: str, args: argparse.Namespace) -> dict[str, Worker]:
+    """Start a process of each model."""
+    form, eager = ['--form', args.form], ['--form', 'eager']
+    options = {name: ['--of', name, *form] for name in dict.fromkeys([OURS, *args.models])}
     if args.form != 'eager':
-        forms[OURS_EAGER] = (OURS, 'eager', None)
+        options[OURS_EAGER] = ['--of', OURS, *eager]
+    trees = {}
     if args.beside:
         commit = subprocess.check_output(['git', '-C', args.beside, 'rev-parse', '--short=8', 'HEAD'], text=True)
-        forms[f'{OURS} of {commit.strip()}'] = (OURS, args.form, args.beside.resolve())
-    found: dict[str, dict[str, float]] = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = {}
-        for name, (model, form, tree) in forms.items():
-            options = ['--of', model, '--cases', case, '--form', form, '--arch', args.arch]
-            options += ['--window', str(args.window), '--clock', args.clock]
-            for option in ('threads', 'packages'):
-                options += [f'--{option}', str(getattr(args, option))] if getattr(args, option) else []
-            worker = Worker(__file__, *options, tree=tree)
-            stack.callback(worker.close)
-            if worker.greeting is None:
-                workers[name] = worker
-            else:
-                run.note(absent={**run.content.get('absent', {}), name: worker.greeting})
-        for name, worker in workers.items():
-            first, *_ = worker.ask(WARM_UP)
-            found[name] = {'first call': 1e3 * first, 'peak memory': worker.ask('peak')}
-        turns = in_turns(
-            {name: lambda w=worker: medians([w.ask(steps)])[0] for name, worker in workers.items()}, args.turns
-        )
-        if args.form != 'compiled':  # which would be compiled again
-            outputs = {}
-            for name, worker in workers.items():
-                path = folder / f'{len(outputs)}.pt'
-                worker.ask(str(path))
-                outputs[name] = torch.load(path)
-            for name, difference in differences(outputs, size, args.window, args.form).items():
-                found[name]['difference from ours'] = difference
-    first_name = next(iter(workers))
+        name = f'{OURS} of {commit.strip()}'
+        options[name], trees[name] = options[OURS], args.beside.resolve()
+    shared = ['--cases', case, '--arch', args.arch, '--window', str(args.window), '--clock', args.clock]
+    for option in ('threads', 'packages'):
+        shared += [f'--{option}', str(getattr(args, option))] if getattr(args, option) else []
+    return {name: Worker(__file__, *own, *shared, tree=trees.get(name)) for name, own in options.items()}
+
+
+def measured(workers: dict[str, Worker], case: str, args: argparse.Namespace) -> dict[tuple[str, str], float]:
+    """Return the measurements of processes: name of the model and quantity -> value."""
+    _, batch, size = parsed(case)
+    time_of = CLOCKS[args.clock][0]
+    found: dict[tuple[str, str], float] = {}
+    for name, worker in workers.items():
+        found[name, 'first call'] = 1e3 * worker.ask(WARM_UP)[0]
+        found[name, 'peak memory'] = worker.ask('peak')
+    steps = max(1, 250_000 // (batch * size[0] * size[1]))
+    asked = {name: partial(worker.ask, steps) for name, worker in workers.items()}
+    turns = {name: [statistics.median(times) for times in of] for name, of in in_turns(asked, args.turns).items()}
     for name, seconds in turns.items():
-        found[name][time_of] = 1e3 * medians([seconds])[0]
-        relative = [one / ours for one, ours in zip(seconds, turns[first_name], strict=True)]
-        found[name][f'{time_of} relative to ours'] = medians([relative])[0]
+        found[name, time_of] = 1e3 * statistics.median(seconds)
+        relative = [one / ours for one, ours in zip(seconds, turns[OURS], strict=True)]
+        found[name, f'{time_of} relative to ours'] = statistics.median(relative)
+    if args.form != 'compiled':  # which would be compiled again
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {name: Path(folder) / f'{number}.pt' for number, name in enumerate(workers)}
+            for name, path in paths.items():
+                workers[name].ask(str(path))
+            outputs = {name: torch.load(path) for name, path in paths.items()}
+        for name, difference in differences(outputs, size, args.window, args.form).items():
+            found[name, 'difference from ours'] = difference
     return found
 
 
@@ -202,19 +206,19 @@ def answer_as(name: str, args: argparse.Namespace) -> None:
         sys.modules['mmpretrain'] = None  # type: ignore[assignment]
     if args.threads:
         torch.set_num_threads(args.threads)
+    is_training = what == 'training step'
     try:
         model = built(name, args, size)
+        model.train(is_training)  # mmdet's and mmseg's train() return None
+        if name != 'timm' and args.form != 'compiled':  # timm accepts only the size that it was built for
+            step(model, image(batch, (SMALL_SIDE, SMALL_SIDE)), is_training, args.form)
+            model.zero_grad(set_to_none=True)
     except (ImportError, RuntimeError, AssertionError) as error:
         serve(f'{type(error).__name__}: {str(error).splitlines()[0]}', str, sys.__stdout__)
         return
-    is_training = what == 'training step'
-    model.train(is_training)  # mmdet's and mmseg's train() return None
     run = torch.compile(model) if args.form == 'compiled' else model
     clock = CLOCKS[args.clock][1]
     img = image(batch, size)
-    if name != 'timm' and args.form != 'compiled':  # timm accepts only the size that it was built for
-        step(run, image(batch, (SMALL_SIDE, SMALL_SIDE)), is_training, args.form)
-        model.zero_grad(set_to_none=True)
     before = held_mib()
     reset_peak()
 

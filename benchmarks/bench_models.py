@@ -1,7 +1,9 @@
-"""The models compared by ``benchmarks/benchmark.py``: our backends, and other libraries (peers) with our weights."""
+"""The models that benchmarks compare: our backends, and other libraries (peers) with our weights."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +24,7 @@ def build_ours(arch: str, window: int, name: str) -> SwinBackbone:
     """Build our backbone. ``name`` is a backend, with the suffix '+cp' for gradient checkpointing."""
     backend, _, extra = name.partition('+')
     if backend not in BACKENDS or extra not in ('', 'cp'):
-        raise ValueError(f'--ours must be a backend of {BACKENDS}, with or without "+cp", got {name!r}')
+        raise ValueError(f'a model of ours must be a backend of {BACKENDS}, with or without "+cp", got {name!r}')
     torch.manual_seed(0)
     kind = BACKBONES[split_name(arch)[0] or 'swin']
     ours = kind(arch, window_size=window, drop_path_rate=DROP_PATH_RATE, attn_backend=backend, with_cp=extra == 'cp')
@@ -83,10 +85,9 @@ def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Modul
         ImportError: the peer is not installed or cannot be imported, or has no such Swin.
     """
     stand_in_for_torchvision_operators()
-    builders = _BUILDERS_V2 if isinstance(ours, SwinV2Backbone) else _BUILDERS
-    if name not in builders:
+    if isinstance(ours, SwinV2Backbone) and name not in HAVE_V2:
         raise ImportError(f'{name} has no Swin V2')
-    return builders[name](ours, size)
+    return _BUILDERS[name](ours, size)
 
 
 def must_agree(name: str, size: tuple[int, int], window: int) -> bool:
@@ -97,23 +98,16 @@ def must_agree(name: str, size: tuple[int, int], window: int) -> bool:
     return name in ('mmdet', 'mmseg') or (is_regular and (name != 'timm' or fits))
 
 
-def _mm(package: str) -> Callable[[SwinBackbone, tuple[int, int]], nn.Module]:
-    def build(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-        if package == 'mmdet':
-            from mmdet.models.backbones.swin import SwinTransformer
-        else:
-            from mmseg.models.backbones.swin import SwinTransformer
-        peer = SwinTransformer(
-            embed_dims=ours.arch.embed_dims,
-            depths=ours.arch.depths,
-            num_heads=ours.arch.num_heads,
-            window_size=ours.window_size[0],
-            drop_path_rate=DROP_PATH_RATE,
-        )
-        _load(peer, ours, package)
-        return peer
-
-    return build
+def _mm(package: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    peer = importlib.import_module(f'{package}.models.backbones.swin').SwinTransformer(
+        embed_dims=ours.arch.embed_dims,
+        depths=ours.arch.depths,
+        num_heads=ours.arch.num_heads,
+        window_size=ours.window_size[0],
+        drop_path_rate=DROP_PATH_RATE,
+    )
+    _load(peer, ours, package)
+    return peer
 
 
 def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
@@ -150,25 +144,10 @@ def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
 
 
 def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    from transformers import SwinConfig
-    from transformers.models.swin.modeling_swin import SwinBackbone as Peer
+    import transformers
 
-    peer = Peer(_transformers_config(SwinConfig, ours, size))
-    _load(peer, ours, 'transformers')
-    return _Maps(peer, lambda model, img: model(img).feature_maps)
-
-
-def _transformers_v2(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    from transformers import Swinv2Config
-    from transformers.models.swinv2.modeling_swinv2 import Swinv2Backbone as Peer
-
-    peer = Peer(_transformers_config(Swinv2Config, ours, size))
-    _load(peer, ours, 'transformers')
-    return _with_our_norms(_Normed(peer, maps_of_transformers, ours.out_channels), ours)
-
-
-def _transformers_config(kind: Callable[..., Any], ours: SwinBackbone, size: tuple[int, int]) -> Any:
-    return kind(
+    is_v2 = isinstance(ours, SwinV2Backbone)
+    config = (transformers.Swinv2Config if is_v2 else transformers.SwinConfig)(
         embed_dim=ours.arch.embed_dims,
         depths=list(ours.arch.depths),
         num_heads=list(ours.arch.num_heads),
@@ -177,16 +156,21 @@ def _transformers_config(kind: Callable[..., Any], ours: SwinBackbone, size: tup
         drop_path_rate=DROP_PATH_RATE,
         out_features=['stage1', 'stage2', 'stage3', 'stage4'],
     )
+    peer = (transformers.Swinv2Backbone if is_v2 else transformers.SwinBackbone)(config)
+    _load(peer, ours, 'transformers')
+    if is_v2:
+        return _with_our_norms(_Normed(peer, maps_of_transformers, ours.out_channels), ours)
+    return _Maps(peer, lambda model, img: model(img).feature_maps)
 
 
 _BUILDERS: dict[str, Callable[[SwinBackbone, tuple[int, int]], nn.Module]] = {
-    'mmdet': _mm('mmdet'),
-    'mmseg': _mm('mmseg'),
+    'mmdet': functools.partial(_mm, 'mmdet'),
+    'mmseg': functools.partial(_mm, 'mmseg'),
     'timm': _timm,
     'transformers': _transformers,
     'torchvision': _torchvision,
 }
-_BUILDERS_V2 = {'timm': _timm, 'transformers': _transformers_v2, 'torchvision': _torchvision}
+HAVE_V2 = ('timm', 'transformers', 'torchvision')
 PEERS = tuple(_BUILDERS)
 
 

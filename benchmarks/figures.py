@@ -23,7 +23,7 @@ from bench_host import kind_of_processor
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = '--packages .venv-peers/lib/python3.11/site-packages'
 V1, V2 = [f'swin_{size}' for size in 'tsbl'], [f'swinv2_{size}' for size in 'tsbl']
-TRAIN = '--models auto auto+cp mmdet mmseg timm transformers torchvision --cases "training step, 2 x 512 x 512"'
+TRAIN = '--models auto+cp mmdet mmseg timm transformers torchvision --cases "training step, 2 x 512 x 512"'
 MODEL = '--models auto --cases "inference, 1 x 512 x 512" --processes 1'
 SIDES = (224, 320, 448, 640, 896, 1280, 2048)
 AREAS = ' '.join(f'"inference, 1 x {side} x {side}"' for side in SIDES)
@@ -43,7 +43,7 @@ PAGES = {
     ),
     'files': ('exports_whole.py --out benchmarks/results/exports_whole.json',),
     'areas': (
-        f'alone.py --models auto mmdet --cases {AREAS} --turns 3 --json benchmarks/results/cpu_sweep.json',
+        f'alone.py --models mmdet --cases {AREAS} --turns 3 --json benchmarks/results/cpu_sweep.json',
         'charts.py areas',
     ),
 }

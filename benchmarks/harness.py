@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,8 +138,3 @@ def serve(greeting: Any, answer: Callable[[Any], Any], stdout: Any) -> None:
     print(json.dumps(greeting), file=stdout, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=stdout, flush=True)
-
-
-def medians(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Return the median of each sequence."""
-    return [statistics.median(of_one) for of_one in samples]
