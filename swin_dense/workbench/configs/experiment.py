@@ -82,10 +82,9 @@ class Experiment:
         return dicts(list(self.config.values()))
 
     def pipelines(self) -> Iterator[list]:
-        """Yield every list of transforms that starts with ``LoadImageFromFile``."""
+        """Yield every list of transforms that loads an image, and then its mask."""
         for _, part in walk(list(self.config.values())):
-            first = part[0] if isinstance(part, list) and part else None
-            if isinstance(first, dict) and first.get('type') == 'LoadImageFromFile':
+            if isinstance(part, list) and any(map(loads_masks, part[1:])):
                 yield part
 
     def datasets_of(self, splits: Sequence[str]) -> list[DataSet]:
@@ -250,6 +249,12 @@ def is_panoptic(part: Any) -> bool:
 def dicts(value: Any) -> Iterator[Any]:
     """Return every dict in a config, outer dicts first."""
     return (part for _, part in walk(value) if isinstance(part, dict))
+
+
+def loads_masks(step: Any) -> bool:
+    """Return whether a transform loads masks; that of test-time augmentation does so in a step inside of it."""
+    parts = [step, *dicts(step.get('transforms'))] if isinstance(step, dict) else []
+    return any(part.get('type') == 'LoadAnnotations' for part in parts)
 
 
 def mapped_values(parts: Iterable[Any]) -> Sequence[int] | None:

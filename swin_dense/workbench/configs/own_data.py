@@ -26,6 +26,7 @@ from swin_dense.workbench.configs.experiment import (
     dicts,
     framework_of,
     is_panoptic,
+    loads_masks,
     mapped_values,
 )
 from swin_dense.workbench.configs.image_size import set_image_size
@@ -73,13 +74,9 @@ class OwnDataOptions:
     @property
     def places(self) -> dict[str, str]:
         """The given files and folders, by the names of their options."""
-        places = {}
-        for part in ('train', 'val'):
-            for kind in ('ann', 'images', 'masks'):
-                place = getattr(self, f'{part}_{kind}')
-                if place is not None:
-                    places[f'{part}_{kind}'] = place
-        return places
+        names = [f'{part}_{kind}' for part in ('train', 'val') for kind in ('ann', 'images', 'masks')]
+        given = {name: getattr(self, name) for name in names}
+        return {name: place for name, place in given.items() if place is not None}
 
     @property
     def sets_length(self) -> bool:
@@ -473,9 +470,7 @@ def _insert_step(experiment: Experiment, step: dict[str, Any]) -> None:
     """Insert a transform before the masks are loaded in every pipeline, in place of one of its type."""
     for pipeline in experiment.pipelines():
         pipeline[:] = [part for part in pipeline if part.get('type') != step['type']]
-        kinds = [part.get('type') for part in pipeline]
-        # Test-time augmentation loads masks inside of a step.
-        position = kinds.index('LoadAnnotations') if 'LoadAnnotations' in kinds else 1
+        position = next(index for index, part in enumerate(pipeline) if loads_masks(part))
         pipeline.insert(position, step)
 
 
@@ -526,8 +521,6 @@ def _find_endings(experiment: Experiment) -> list[str]:
                 messages.append(f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}')
         if images.is_dir() and masks.is_dir() and 'seg_map_suffix' not in dataset:
             dataset.seg_map_suffix = _mask_ending(images, dataset.img_suffix, masks)
-        dataset.setdefault('img_suffix', '.jpg')
-        dataset.setdefault('seg_map_suffix', '.png')
     return list(dict.fromkeys(messages))  # validation and test often have the same data
 
 

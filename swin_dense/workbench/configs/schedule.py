@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.dist import get_world_size
 from mmengine.optim.scheduler.param_scheduler import INF
 from mmengine.registry import PARAM_SCHEDULERS
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from swin_dense.workbench.configs.entries import walk
 from swin_dense.workbench.configs.experiment import Experiment
@@ -23,7 +24,6 @@ from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.stated import quiet
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}
-_VAL_INTERVALS = {'max_epochs': 1, 'max_iters': 1000}  # the defaults of mmengine's loops
 # Schedules that follow from their options, without the ending LR or Momentum of their names.
 _PLANNED = (
     *('Constant', 'CosineAnnealing', 'CosineRestart', 'Exponential', 'Linear', 'MultiStep', 'OneCycle', 'Poly'),
@@ -130,7 +130,9 @@ def described_schedule(experiment: Experiment) -> str:
     unit = _UNITS[key][0]
     parts = [f'{total} {unit}']
     if config.get('val_dataloader'):
-        interval = config.train_cfg.get('val_interval', _VAL_INTERVALS[key])
+        loop = EpochBasedTrainLoop if key == 'max_epochs' else IterBasedTrainLoop
+        default = inspect.signature(loop).parameters['val_interval'].default
+        interval = config.train_cfg.get('val_interval', default)
         how_often = f'every {interval:.0f} {unit}' if interval > 1 else f'after each {unit[:-1]}'
         parts.append(f'validation {how_often}')
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}

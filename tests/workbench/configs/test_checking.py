@@ -360,6 +360,15 @@ def test_masks_of_0_and_255_are_refused_or_mapped(roads):
     roads.write('--mask-values', '0,1')
 
 
+def test_values_are_mapped_behind_every_loader_of_images(roads):
+    store(roads, labelme)
+    load = "pipeline.0={'type': 'LoadBands', 'normalization': {'scale': 255, 'mean': 0, 'std': 1}}"
+    settings = [f'{split}_dataloader.dataset.{load}' for split in SPLITS]
+    config = roads.write('--mask-values', '0,255', '--set', *settings)
+    assert [mask_values(config, split) for split in SPLITS] == [[0, 1]] * 3
+    assert [step.type for step in config.tta_pipeline] == ['LoadImageFromFile', 'MapMaskValues', 'TestTimeAug']
+
+
 def test_values_that_are_no_class_are_refused_though_they_are_small_numbers(roads):
     """With classes of 1 and 2, pixels of 0 would be trained as the class of 1."""
     store(roads, lambda mask: Image.fromarray(np.where(mask == 255, 2, mask).astype(np.uint8)))
