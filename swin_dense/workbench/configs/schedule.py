@@ -107,7 +107,9 @@ class Stepped(NamedTuple):
     @property
     def end(self) -> int:
         """The step after which nothing changes; without an end of its own, a schedule ends with the training."""
-        return len(self.rates) - 1 if 'end' in self.entry else max(self.total, *self.entry.get('milestones', [0]))
+        if self.entry.get('end', INF) < INF:
+            return len(self.rates) - 1
+        return max(self.total, *self.entry.get('milestones', [0]))
 
     @property
     def is_full(self) -> bool:
@@ -235,7 +237,9 @@ def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}) -> Ite
         by_epoch = entry.get('by_epoch', True)
         every = _EPOCH_LENGTH if entry.get('convert_to_iter_based') else 1
         total = epochs if by_epoch else iterations
-        rates = []
+        if not epochs and every > 1:  # epochs of a length that is not known
+            total = INF
+        rates: list[float] = []
         try:
             with experiment.in_scope(), quiet():
                 optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -246,8 +250,9 @@ def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}) -> Ite
                     rates.append(built.get_last_value()[0] / built.base_values[0])
                     built.step()
         except Exception as error:  # of any schedule
-            where = f'fails after {len(rates) // every} of {total} steps' if rates else 'cannot be built'
-            raise ValueError(f'{address} ({entry.get("type")}) {where} ({described(error)})') from error
+            if len(rates) <= total * every:  # else the training ends before
+                where = f'fails after {len(rates) // every} of {total} steps' if rates else 'cannot be built'
+                raise ValueError(f'{address} ({entry.get("type")}) {where} ({described(error)})') from error
         yield Stepped(address, entry, 'epochs' if by_epoch else 'iterations', rates[::every], total)
 
 

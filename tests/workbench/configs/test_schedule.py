@@ -338,6 +338,11 @@ def test_schedules_that_count_epochs_in_a_training_by_iterations_never_change_th
     merge_settings(config, re.findall(r'--set ([^\s,]+)', note))
     assert len(set(rates(config).tolist())) == 3
     assert notes_on_schedule(Experiment(config)) == []
+    converted = {'type': 'PolyLR', 'convert_to_iter_based': True, 'end': 10}
+    endless = {'type': 'ExponentialLR', 'by_epoch': False, 'gamma': 0.99, 'end': 10**9}
+    config = of_training({'max_iters': 400}, converted, endless)
+    assert len(set(rates(config).tolist())) == 400
+    assert notes_on_schedule(Experiment(config)) == []
 
 
 def test_a_schedule_that_fails_within_the_training_is_an_error():
@@ -347,6 +352,9 @@ def test_a_schedule_that_fails_within_the_training_is_an_error():
         rates(config)
     with pytest.raises(ValueError, match=r'param_scheduler.0 \(OneCycleLR\) fails after 301 of 400 steps'):
         notes_on_schedule(Experiment(config))
+    config.train_cfg.max_iters = 200
+    (note,) = notes_on_schedule(Experiment(config))
+    assert 'but the training after 200, so that it follows' in note
     config.param_scheduler[0].pop('total_steps')
     config.param_scheduler[0].type = 'LinearLR'
     with pytest.raises(ValueError, match=r'param_scheduler.0 \(LinearLR\) cannot be built \(TypeError'):
