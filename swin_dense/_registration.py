@@ -39,9 +39,9 @@ def _register_reason(reason: Exception) -> None:
     registry = import_module('mmengine.registry')
     own = registry.Registry('model', parent=registry.MODELS, scope='swin_dense')
     for name in _NAMES:
-        for one in (registry.MODELS, own):
-            if name not in one.module_dict:
-                one.register_module(name=name, module=_raising(_import_error(name, reason)))
+        for models in (registry.MODELS, own):
+            if name not in models.module_dict:
+                models.register_module(name=name, module=_raising(_import_error(name, reason)))
 
 
 def _raising(error: ImportError) -> Any:

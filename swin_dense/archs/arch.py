@@ -106,7 +106,7 @@ def arch_letter(name: str, network: str = 'swin') -> str:
             f'window_size={int(match[2])}, and checkpoint= loads the weights'
         )
     names = [*ARCHS, *ALIASES]
-    whole = [f'{prefix}_{one}' for prefix in ('swin', 'swinv2') for one in names]
+    whole = [f'{prefix}_{letter}' for prefix in ('swin', 'swinv2') for letter in names]
     advice = checks.closest(short, names) or checks.closest(name, whole)
     if '.' in name:  # names of published weights have a dot
         advice = checks.closest(name, published())

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = {one: ' '.join(_row(one)).lower() for one in published().values()}
-    chosen = [one for one, row in rows.items() if all(word.lower() in row for word in args.words)]
+    rows = {file: ' '.join(_row(file)).lower() for file in published().values()}
+    chosen = [file for file, row in rows.items() if all(word.lower() in row for word in args.words)]
     if len(args.words) == 1 and args.words[0] in published():
         chosen = [published()[args.words[0]]]
     if not chosen:
@@ -34,14 +34,14 @@ def run(args: argparse.Namespace) -> int:
         print(_table([(f'{name}:', str(value)) for name, value in vars(chosen[0]).items() if value not in (None, '')]))
     else:
         print(_table([('name', 'image', 'window', 'classes', 'normalization', 'publisher'), *map(_row, chosen)]))
-        licences = {one.publisher: one.licence for one in chosen}
+        licences = {file.publisher: file.licence for file in chosen}
         print('\n' + _table([('publisher', 'licence, as published'), *licences.items()]))
     return 0
 
 
-def _row(one: PublishedFile) -> tuple[str, ...]:
-    image, classes = str(one.img_size or ''), str(one.classes or 'none')
-    return one.name, image, str(one.window_size), classes, one.normalization, one.publisher
+def _row(file: PublishedFile) -> tuple[str, ...]:
+    image, classes = str(file.img_size or ''), str(file.classes or 'none')
+    return file.name, image, str(file.window_size), classes, file.normalization, file.publisher
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -162,7 +162,7 @@ def _whole_scale(source: Any, header: Header) -> int:
 
 
 def _is_upright(source: Any, image: np.ndarray, orientation: int, reader: Reader) -> bool:
-    """Return whether pixels, as they are read, are those of the upright image rather than of the stored one."""
+    """Return whether pixels, as they are read, are those of the upright image rather than of the stored image."""
     if reader.is_upright is not None:
         return reader.is_upright
     try:

@@ -35,7 +35,7 @@ def list_images(
     for place in (os.fspath(place) for place in places):
         path = Path(place)
         if path.is_dir():
-            names = sorted(walk(place, is_image, skipped, {os.path.realpath(one) for one in without}))
+            names = sorted(walk(place, is_image, skipped, {os.path.realpath(folder) for folder in without}))
         elif path.suffix == '.txt':
             names = lines_in(place)
         elif path.exists():

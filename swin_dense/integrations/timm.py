@@ -306,6 +306,6 @@ def _register(variant: str) -> None:
     register_model(create)
 
 
-default_cfgs = generate_default_cfgs({name: _pretrained_cfg(published()[one]) for name, one in PRETRAINED.items()})
+default_cfgs = generate_default_cfgs({name: _pretrained_cfg(published()[file]) for name, file in PRETRAINED.items()})
 for _name in PRETRAINED:
     _register(_name)

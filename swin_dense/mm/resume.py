@@ -106,7 +106,7 @@ def _trained_sets(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _shape(saved: dict[str, Any], index: int) -> Any:
-    """Return the shape of the momentum of a parameter, or None if it has none, as a frozen one."""
+    """Return the shape of the momentum of a parameter, or None if it has no momentum, as if it was frozen."""
     tensors = [value for value in saved['state'].get(index, {}).values() if isinstance(value, Tensor) and value.dim()]
     return tensors[0].shape if tensors else None
 

@@ -27,7 +27,7 @@ def file_at(path: Path) -> Path:
     """Return the file that a path stands for, which may not exist: the path itself, or where a symbolic link leads.
 
     Raises:
-        OSError: the path exists and is no regular file, but a folder, device, pipe or socket. No output replaces one.
+        OSError: the path exists and is no regular file, but a folder, device, pipe or socket. No output replaces these.
     """
     try:
         mode = path.stat().st_mode

@@ -104,7 +104,9 @@ def safe_globals(found: Mapping[str, Any]) -> Iterator[None]:
         return
     with _SAFE_GLOBALS:
         before = torch.serialization.get_safe_globals()
-        named = [one if isinstance(one, tuple) else (one, f'{one.__module__}.{one.__qualname__}') for one in before]
+        named = [
+            safe if isinstance(safe, tuple) else (safe, f'{safe.__module__}.{safe.__qualname__}') for safe in before
+        ]
         kept = [(value, name) for value, name in named if name not in found]
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals([*kept, *((value, name) for name, value in found.items())])

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def local_loader() -> Callable[..., Any]:
-    """Return mmengine's loader of local files. Without the name, one that was registered by others is lost."""
+    """Return mmengine's loader of local files. Without the name, a loader that others registered is lost."""
     from mmengine.runner import CheckpointLoader
     from mmengine.runner.checkpoint import load_from_local
 

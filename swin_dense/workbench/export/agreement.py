@@ -32,10 +32,10 @@ def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: 
         if len(found.scores) >= most:
             lowest = max(lowest, float(found.scores.min()))
     compared = missing = 0
-    for one, other in ((theirs, ours), (ours, theirs)):
-        for index in np.flatnonzero(one.scores > lowest + ROUNDING):
+    for result, other in ((theirs, ours), (ours, theirs)):
+        for index in np.flatnonzero(result.scores > lowest + ROUNDING):
             compared += 1
-            missing += not _has_match(other, one, index)
+            missing += not _has_match(other, result, index)
     return missing / max(compared, 1), compared // 2
 
 
@@ -122,10 +122,10 @@ def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) 
     of no segment have the number of classes.
     """
     shares = []
-    for one, other in ((theirs, ours), (ours, theirs)):
-        is_same = np.zeros(one.shape, bool)
-        for segment in np.unique(one):
-            mask = one == segment
+    for segments, other in ((theirs, ours), (ours, theirs)):
+        is_same = np.zeros(segments.shape, bool)
+        for segment in np.unique(segments):
+            mask = segments == segment
             found, counts = np.unique(other[mask], return_counts=True)
             partner = found[counts.argmax()]
             if partner % OFFSET == segment % OFFSET:
@@ -135,19 +135,19 @@ def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) 
     return max(shares), int(compared.sum())
 
 
-def _has_match(other: Instances, one: Instances, index: int) -> bool:
-    """Return whether ``other`` contains the instance ``index`` of ``one``."""
-    has_label = other.labels == one.labels[index]
-    by_score = np.abs(other.scores - one.scores[index])
+def _has_match(other: Instances, result: Instances, index: int) -> bool:
+    """Return whether ``other`` contains the instance ``index`` of ``result``."""
+    has_label = other.labels == result.labels[index]
+    by_score = np.abs(other.scores - result.scores[index])
     has_score = by_score <= ROUNDING
-    box = one.boxes[index]
+    box = result.boxes[index]
     iou, _ = overlaps(box, other.boxes)
     by_side = np.abs(box - other.boxes).max(1)
     has_box = (iou >= OVERLAP) | (by_side <= SAME_SIDE)
     partners = np.flatnonzero(has_label & has_score & has_box)
-    if not len(one.masks) or not len(other.masks):
-        return len(one.masks) == len(other.masks) and len(partners) > 0
-    mask = one.masks[index]
+    if not len(result.masks) or not len(other.masks):
+        return len(result.masks) == len(other.masks) and len(partners) > 0
+    mask = result.masks[index]
     for partner in partners:
         found = other.masks[partner]
         common = (mask & found).sum()

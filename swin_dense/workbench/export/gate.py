@@ -217,7 +217,7 @@ def _parts(where: str, part: Any, names: Sequence[str]) -> list[tuple[str, Any]]
     if part is None:
         return []
     if isinstance(part, nn.ModuleList):
-        return [found for index, one in enumerate(part) for found in _parts(f'{where}[{index}]', one, names)]
+        return [found for index, stage in enumerate(part) for found in _parts(f'{where}[{index}]', stage, names)]
     if not names:
         return [(where, part)]
     return _parts(f'{where}.{names[0]}', getattr(part, names[0], None), names[1:])

@@ -234,8 +234,8 @@ def planned_segmentor(segmentor: Any, facts: dict[str, Any]) -> tuple[nn.Module,
         turned = pixels[::-1, ::-1]
         (ours,) = run({'img': _image(pixels, turned)})
         shares = []
-        for own, one in zip(ours, (pixels, turned), strict=True):
-            differs = own != agreement.classes_of_framework(segmentor, one, one.shape[:2])
+        for own, image in zip(ours, (pixels, turned), strict=True):
+            differs = own != agreement.classes_of_framework(segmentor, image, image.shape[:2])
             shares.append(differs.mean())
         other = np.array(pixels.shape[:2]) * 3 // 2
         (resized,) = run({'img': _image(pixels), 'size': other})

@@ -96,7 +96,7 @@ class ResultFolder:
         for image in clashing:
             name = names[image]
             numbered = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
-            names[image] = next(one for one in numbered if one.casefold() not in taken)
+            names[image] = next(free for free in numbered if free.casefold() not in taken)
             taken.add(names[image].casefold())
         return names
 
@@ -211,7 +211,7 @@ def _pictures(prediction: Prediction) -> dict[str, np.ndarray]:
         kind = 'uint8' if prediction.labels.max() < 256 else 'uint16'
         pictures['labels.png'] = prediction.labels.astype(kind)
     if prediction.panoptic is not None:
-        segments = [one['id'] for one in prediction.record['segments']]
+        segments = [segment['id'] for segment in prediction.record['segments']]
         is_segment = np.isin(prediction.panoptic, segments)
         ids = np.where(is_segment, prediction.panoptic, 0)
         # As in COCO: red + 256 green + 65536 blue.

@@ -20,8 +20,8 @@ def painted(pixels: np.ndarray, record: dict[str, Any], outputs: Outputs, palett
     if outputs.panoptic is not None:
         # Instances are segments too, so that their masks are not painted again.
         label_of_id = np.full(outputs.panoptic.max() + 1, len(palette), np.int32)
-        for one in record['segments']:
-            label_of_id[one['id']] = one['label']
+        for segment in record['segments']:
+            label_of_id[segment['id']] = segment['label']
         pixels = segments(pixels, label_of_id[outputs.panoptic], palette)
     elif outputs.instances is not None:
         masks = outputs.instances.masks

@@ -42,7 +42,7 @@ class OnnxRuntime:
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
         inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
-        self.inputs = [one.name for one in inputs]
+        self.inputs = [node.name for node in inputs]
         self.size = tuple(side if isinstance(side, int) else None for side in inputs[0].shape[-2:])
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ class OpenVino:
         sides = list(model.input(0).partial_shape)[-2:]
         self.size = tuple(side.get_length() if side.is_static else None for side in sides)
         self._defaults = _restore_optional_inputs(openvino, model)
-        self.inputs = [name for one in model.inputs for name in one.names]
+        self.inputs = [name for node in model.inputs for name in node.names]
         # By default OpenVINO chooses the precision by the processor.
         options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': _HINTS[precision]}
         if threads:
