@@ -120,8 +120,8 @@ class _Graphed:
         def check(grads: Any) -> None:
             if self._node is not node or not self._awaits_backward:
                 raise RuntimeError(
-                    'use_graphs has one backward pass for each forward pass, before the next one and without '
-                    'retain_graph; del backbone.forward ends use_graphs'
+                    'use_graphs needs one backward pass for each forward pass, before the next forward pass and '
+                    'without retain_graph; del backbone.forward ends use_graphs'
                 )
             self._awaits_backward = False
 

@@ -37,6 +37,6 @@ def layer_of(name: str, depths: Sequence[int]) -> int:
     if inner.startswith('stages.'):
         raise ValueError(
             f'cannot tell the layer of the parameter {name!r}, which is neither in the blocks nor in the patch merging '
-            'of its stage; put what you add beside the stages, or inside a block'
+            'of its stage; add modules beside the stages, or inside a block'
         )
     return sum(depths) + 1

@@ -90,8 +90,8 @@ def _openvino_core() -> Any:
     core, process = _core_and_process()
     if os.getpid() != process:
         raise ForkedProcessError(
-            'OpenVINO was used before this process was forked, and its threads exist only in the process before; load '
-            "models in the new process alone, or start it with multiprocessing.get_context('spawn')"
+            'OpenVINO was used before this process was forked, and its threads exist only in the parent process; load '
+            "models only in the child process, or start it with multiprocessing.get_context('spawn')"
         )
     return core
 
