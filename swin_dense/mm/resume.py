@@ -76,7 +76,7 @@ def _saved_names(saved: dict[str, Any], model: nn.Module, current: list[str]) ->
         return dict(zip(indices, same_number[0], strict=True))
     raise ResumeError(
         f'The optimiser of the checkpoint has {len(indices)} parameters in {len(groups)} groups, that of the config '
-        f'{len(current)}, which no frozen_stages explains: it belongs to another model or optim_wrapper. {_INSTEAD}'
+        f'{len(current)}, which no other frozen_stages explains: it is of another model or optim_wrapper. {_INSTEAD}'
     )
 
 
