@@ -39,6 +39,7 @@ TITLES = {
     'blood-cells': 'Faster R-CNN, blood cells',
 }
 SMOOTHED = 10  # steps that a point of a curve averages
+SEEDS = 3  # more curves hide each other
 
 
 def main() -> None:
@@ -106,12 +107,12 @@ def draw_areas(found: Sequence[Measurement], path: Path) -> None:
 
 
 def draw_curves(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the loss of each step of all small runs, one panel for each data set: the backbones over each other."""
+    """Draw the loss of each step of the small runs, one panel for each data set: the backbones over each other."""
     figure, axes = plt.subplots(1, len(TITLES), figsize=(11, 3.2), constrained_layout=True)
     for axis, (dataset, title) in zip(axes, TITLES.items(), strict=True):
         for backbone, (colour, line) in BACKBONES.items():
             key = (dataset, 'small', backbone)
-            own = [run for run in runs if (run['dataset'], run['size'], run['backbone']) == key]
+            own = [run for run in runs if (run['dataset'], run['size'], run['backbone']) == key][:SEEDS]
             for index, run in enumerate(own):
                 losses = [step['loss'] for step in run['losses']]
                 means = [statistics.fmean(losses[max(0, end - SMOOTHED) : end]) for end in range(1, len(losses) + 1)]
