@@ -80,9 +80,10 @@ def test_a_lazy_config_is_read_as_the_config_of_names(name, tmp_path):
     assert names_of(load_recipe(str(path)).to_dict()) == names_of(recipe.to_dict())
 
 
+SMALL = 'model.backbone.depths=[1,1,1,1]'
 SHORT = {
-    DETECTOR: ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=1'],
-    SEGMENTOR: ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'],
+    DETECTOR: [SMALL, 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=1'],
+    SEGMENTOR: [SMALL, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'],
 }
 
 
