@@ -219,8 +219,7 @@ def answer_as(name: str, args: argparse.Namespace) -> None:
     run = torch.compile(model) if args.form == 'compiled' else model
     clock = CLOCKS[args.clock][1]
     img = image(batch, size)
-    before = held_mib()
-    reset_peak()
+    before = reset_peak()
 
     def answer(question: Any) -> Any:
         if question == 'peak':

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 
 import alone
+import bench_host
 import harness
 from measurements import COLUMNS, runs_in
 
@@ -30,6 +31,17 @@ def test_models_that_differ_are_not_timed():
 def test_a_case_of_another_form_is_refused():
     with pytest.raises(SystemExit, match="'infer 64' is no case"):
         alone.parsed('infer 64')
+
+
+def test_a_peak_begins_anew():
+    large = torch.zeros(2**26)  # 256 MiB
+    del large
+    before = bench_host.reset_peak()
+    assert bench_host.held_mib('VmHWM') - before < 100
+    large = torch.zeros(2**26)
+    assert large.sum() == 0
+    del large
+    assert bench_host.held_mib('VmHWM') - before > 250
 
 
 def test_a_worker_imports_packages_of_another_tree(tmp_path):
