@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, create_backbone
-from swin_dense.archs import weights
+from swin_dense.archs import published as table
 from swin_dense.archs.arch import resolve_arch
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.read import read_file
@@ -269,8 +269,8 @@ class TestNames:
     @pytest.fixture
     def name(self, address, monkeypatch):
         """The name of weights 'swin.pth' on the server."""
-        one = dataclasses.replace(weights.published()['swin_t.in1k'], address=address, digest='')
-        monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
+        one = dataclasses.replace(table.published()['swin_t.in1k'], address=address, digest='')
+        monkeypatch.setattr(table, 'published', lambda: {'swin_t.in1k': one})
         return 'swin_t.in1k'
 
     def test_the_first_use_downloads_and_says_so(self, server, address, tmp_path, source, name, caplog):
@@ -284,8 +284,8 @@ class TestNames:
         assert server.requests == 1
 
     def test_a_published_digest_is_verified(self, backbone, name, monkeypatch):
-        one = dataclasses.replace(weights.published()[name], digest=f'sha256={ZEROS}')
-        monkeypatch.setattr(weights, 'published', lambda: {name: one})
+        one = dataclasses.replace(table.published()[name], digest=f'sha256={ZEROS}')
+        monkeypatch.setattr(table, 'published', lambda: {name: one})
         with pytest.raises(CheckpointError, match=f'must have the sha256 digest {ZEROS}'):
             load(backbone, name)
 
@@ -319,7 +319,7 @@ class TestNames:
 
 
 def test_the_table_of_weights():
-    published = weights.published()
+    published = table.published()
     for name, one in published.items():
         assert resolve_arch(one.arch, one.arch.partition('_')[0])
         assert name == one.name
