@@ -46,11 +46,14 @@ def test_each_row_is_complete(name):
 def test_a_measurement_replaces_the_older_one_of_the_same_thing(tmp_path):
     path = tmp_path / 'found.json'
     names = {'what': 'inference', 'size': '1 x 2 x 3'}
-    for threads, models in ((1, ('auto', 'timm')), (2, ('auto',)), (1, ('auto',))):
+    Run(path, step='tests').note(passed=3)
+    for threads, models in ((1, ('auto', 'timm')), (2, ('auto',)), (2, ('auto',)), (1, ('auto',))):
         run = Run(path, threads=threads)
         for model in models:
             run.add([3.0, len(runs_in(path)) + 10.0, 4.0], 'time', 'ms', model=model, **names)
-    runs = runs_in(path)
+    remarks, *runs = runs_in(path)
+    assert (remarks['passed'], remarks['rows']) == (3, [])
+    assert [len(run['rows']) for run in runs] == [1, 1, 1]  # a run is gone with its last row
     found = [(run['settings']['threads'], dict(zip(COLUMNS, row, strict=True))) for run in runs for row in run['rows']]
     assert [(threads, row['model']) for threads, row in found] == [(1, 'timm'), (2, 'auto'), (1, 'auto')]
     assert found[-1][1] | {'what': 'inference'} == {
@@ -59,8 +62,8 @@ def test_a_measurement_replaces_the_older_one_of_the_same_thing(tmp_path):
         'quantity': 'time',
         'unit': 'ms',
         'value': 4.0,
-        'spread': [3.0, 12.0],
-        'samples': [3.0, 12.0, 4.0],
+        'spread': [3.0, 13.0],
+        'samples': [3.0, 13.0, 4.0],
         **names,
     }
 
