@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import swin_dense
 from tests.conftest import ROOT, needs
 from tests.processes import python
 
@@ -51,6 +52,11 @@ def test_both_languages_state_the_same():
     assert [word for word in re.findall(r'[A-Za-z]+', CHINESE) if word not in README] == []
     assert '[简体中文](README_zh-CN.md)' in README.splitlines()[2]
     assert '[English](README.md)' in CHINESE.splitlines()[2]
+
+
+def test_what_users_cite_has_the_version_of_the_package():
+    stated = re.findall(r'^ *version(?: = \{|: )([\d.]+)', README + CHINESE + (ROOT / 'CITATION.cff').read_text(), re.M)
+    assert stated == [swin_dense.__version__] * 3
 
 
 def test_badges_and_the_number_of_layouts_are_those_that_are_declared():
