@@ -62,6 +62,6 @@ def test_an_original_that_fails_no_longer_is_not_called_a_failure(tmp_path, monk
     assert 'NO LONGER FAILS (4 maps)' in originals.described(report)
     results = tmp_path / 'originals.json'
     results.write_text(json.dumps({'bfloat16': report}))
-    monkeypatch.setattr(update_readme, 'ORIGINALS', results)
+    monkeypatch.setattr(originals, 'RESULTS', results)
     with pytest.raises(ValueError, match='bfloat16 shows no failure of the original'):
         update_readme.originals_table()
