@@ -28,7 +28,11 @@ LINKING = [
 ]
 MEASURED = ('README.md', 'docs/on-a-gpu.md', 'docs/speed.md')  # pages with generated tables of measurements
 # The pages whose Python other tests run, which need its files and packages.
-ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'from-photographs-to-a-file': 'tests/tools/test_path.py'}
+ELSEWHERE = {
+    'elsewhere': 'tests/peers/test_page.py',
+    'from-photographs-to-a-file': 'tests/tools/test_path.py',
+    'serving': 'tests/workbench/export/test_promises.py',
+}
 RUN = [page for page in PAGES if page.stem not in ELSEWHERE and '```' in page.read_text()]
 # tests/workbench/export/test_whole.py runs what stands before, which needs a file of a whole model.
 FILES_OF_BACKBONES = '\n## A backbone'
