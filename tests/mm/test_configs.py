@@ -273,8 +273,9 @@ def test_every_config_builds_its_whole_model(path):
     ],
 )
 def test_an_environment_variable_sets_the_data_root(name, variable, root, monkeypatch):
+    path = leaf(name).filename  # kept for other tests, and therefore read without the variable
     monkeypatch.setenv(variable, '/some where')
-    config = Config.fromfile(leaf(name).filename)
+    config = Config.fromfile(path)
     for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
         assert loader.dataset.data_root == root
     if variable == 'COCO_ROOT':
