@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
     training.join_processes(config)
-    checked = check_data(experiment, ('train', 'val'), args.check_images)
+    checked = check_data(experiment, ('train', 'val'), args.check_images, take_step=True)
     on_schedule = notes_on_schedule(experiment, checked.used_images)
     checked.notes = [*notes_on_settings(args.set), *checked.notes, *on_schedule]
     raise_errors(checked, args.json)

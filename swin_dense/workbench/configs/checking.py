@@ -18,6 +18,7 @@ from swin_dense.mm import SwinDense
 from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import check_packages
 from swin_dense.workbench.configs.experiment import SPLITS, DataSet, Experiment, Found, dicts
+from swin_dense.workbench.configs.first_step import check_step
 from swin_dense.workbench.configs.losses import check_losses
 from swin_dense.workbench.configs.masks import check_masks
 from swin_dense.workbench.configs.perfect import Asker
@@ -69,7 +70,11 @@ class Checked:
 
 
 def check_data(
-    experiment: Experiment, splits: Sequence[str], every_image: bool = False, trained: Sequence[str] = ()
+    experiment: Experiment,
+    splits: Sequence[str],
+    every_image: bool = False,
+    trained: Sequence[str] = (),
+    take_step: bool = False,
 ) -> Checked:
     """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
@@ -80,6 +85,7 @@ def check_data(
         splits: 'train', 'val' and 'test', or some of them.
         every_image: whether to decode every image and mask.
         trained: the names of the classes in the checkpoint that is tested, if it has some.
+        take_step: whether to take a step of training with a second model, in the first of several processes.
 
     Returns:
         the errors of data, whose ``raise_errors`` raises them, and all else.
@@ -124,6 +130,12 @@ def check_data(
             seen.add(key)
             del sources  # before the next are read
     checked.scores, checked.used = asker.scores, asker.used
+    if take_step and is_asked and not checked.errors:
+        try:
+            with experiment.in_scope():
+                check_step(experiment, [found.samples for data, found in checked.found if data.split == 'train'])
+        except ValueError as error:
+            checked.errors.append(str(error))
     checked.notes += notes_on_shared_files(checked.found)
     checked.errors += [str(score) for score in checked.scores if score.is_error]
     checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
@@ -133,21 +145,19 @@ def check_data(
 
 def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image: bool) -> list[Source]:
     """Check the data sets of a split, and return them as they were read; none if one is wrong or was not read."""
+    checks = {'mmdet': check_objects, 'mmseg': check_masks}
     sources: list[Source | None] = []
     for dataset in datasets:
-        is_detector = dataset.experiment.is_detector
+        source = None
+        check = checks.get(dataset.experiment.scope or '')
         try:
-            if is_detector and is_address(dataset.annotations):
-                sources.append(None)
-            elif is_detector:
-                sources.append(read_source(dataset))
-                checked.take(dataset, check_objects(dataset, sources[-1], every_image))
-            elif dataset.experiment.scope == 'mmseg':
-                checked.take(dataset, check_masks(dataset, every_image))
-                sources.append(read_source(dataset))
+            if check and not (dataset.experiment.is_detector and is_address(dataset.annotations)):
+                source = read_source(dataset)
+                checked.take(dataset, check(dataset, source, every_image))
         except ValueError as error:
             checked.errors.append(str(error))
-            sources.append(None)
+            source = None
+        sources.append(source)
     read = [source for source in sources if source]
     return read if len(read) == len(sources) else []
 

@@ -114,6 +114,7 @@ class Found(NamedTuple):
     notes: list[str]
     used_images: int | None = None  # that the framework uses; None if it is not known
     files: frozenset[str] = frozenset()  # the paths of its images
+    samples: Sequence[Any] = ()  # some images, as its pipeline returns them
 
 
 class DataSet:

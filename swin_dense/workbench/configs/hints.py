@@ -40,6 +40,17 @@ HINTS_ON_EVALUATION = {
     'AssertionError: Results do not correspond': 'each evaluator must compare with the file of its data set',
 }
 
+# The same for a step of training.
+HINTS_ON_STEPS = {
+    'IndexError: ': 'num_classes of each head must be the number of classes of the data',
+    'ValueError: Expected more than 1 value per channel': (
+        'batch normalisation of a map of one pixel needs --set train_dataloader.batch_size=2, or more'
+    ),
+    'RuntimeError: Given groups=1, weight of size': 'in_channels must be those of the maps that come in',
+    'RuntimeError: The size of tensor a': 'mean and std of model.data_preprocessor need a number for each band',
+    "AttributeError: 'InstanceData' object has no attribute 'masks'": 'LoadAnnotations needs with_mask=True',
+}
+
 
 def hint_on_reading(error: Exception) -> str:
     """Return what to do about an exception that a framework raised for data, after a colon; '' if it is not known."""
@@ -49,6 +60,11 @@ def hint_on_reading(error: Exception) -> str:
 def hint_on_evaluation(error: Exception) -> str:
     """Return what to do about an exception of an evaluator, after a colon; '' if it is not known."""
     return _hint(error, HINTS_ON_EVALUATION)
+
+
+def hint_on_step(error: Exception) -> str:
+    """Return what to do about an exception of a step of training, after a colon; '' if it is not known."""
+    return _hint(error, HINTS_ON_STEPS)
 
 
 def _hint(error: Exception, hints: dict[str, str]) -> str:

@@ -14,8 +14,9 @@ from mmengine.registry import MODELS
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.images import sample_evenly
-from swin_dense.workbench.configs.perfect import loading_steps
-from swin_dense.workbench.configs.stated import Source, quiet
+from swin_dense.workbench.configs.loading import loading_steps
+from swin_dense.workbench.configs.quietly import quiet, random_state_kept
+from swin_dense.workbench.configs.stated import Source
 
 _HEADS = ('decode_head', 'auxiliary_head')
 _IGNORED = 255
@@ -64,7 +65,7 @@ def _share_of_ignored(address: str, head: Any, entry: Any) -> float:
         return 0.0
     channels = head.get('out_channels') or count
     ignored = head.get('ignore_index', _IGNORED)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet():
+    with random_state_kept(), torch.enable_grad(), quiet():
         torch.manual_seed(0)
         logits = torch.randn(2, channels, _SIDE, _SIDE, requires_grad=True)
         labels = torch.arange(2 * _SIDE * _SIDE).remainder(count).reshape(2, _SIDE, _SIDE)

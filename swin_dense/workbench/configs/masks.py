@@ -1,9 +1,11 @@
-"""Look at segmentation masks before mmseg reads them."""
+"""The round trip of masks of pixels: the values stored in a sample, and the labels that the framework makes of them."""
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import mmcv
 import numpy as np
 from mmengine import fileio
+from mmengine.dataset import Compose
 from mmengine.registry import DATASETS
 from PIL import Image
 
@@ -26,81 +29,127 @@ from swin_dense.workbench.configs.images import (
     reads_files,
     sample_evenly,
 )
+from swin_dense.workbench.configs.loading import load_samples, loading_steps
+from swin_dense.workbench.configs.quietly import quiet
+from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
-_LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
 
 
 @dataclass
-class Labels:
-    """What a sample of masks contains, as the framework labels their pixels.
+class PixelTrip:
+    """What became of the pixels of a sample of masks.
 
     Attributes:
-        masks: their number.
-        stored: the values in the files.
-        classes: the indices of classes that occur.
-        ignored: the values in the files of pixels that are ignored; ``share`` of all pixels.
-        wrong: by path of a mask, the values that are no class.
+        masks: the number of masks.
+        pixels: the number of pixels, by the value in the file and the label that the framework makes of it.
+        example: the path of a mask that has such pixels.
     """
 
     masks: int
-    stored: set[int] = field(default_factory=set)
-    classes: set[int] = field(default_factory=set)
-    ignored: set[int] = field(default_factory=set)
-    share: float = 0.0
-    wrong: dict[str, set[int]] = field(default_factory=dict)
+    pixels: Counter[tuple[int, int]] = field(default_factory=Counter)
+    example: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def add(self, path: str, stored: np.ndarray, labels: np.ndarray) -> None:
+        """Add a mask, as it is stored and as the framework labels it."""
+        pairs, counts = np.unique(stored.astype(np.int64) * 256 + labels, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self.pixels[divmod(pair, 256)] += count
+            self.example.setdefault(divmod(pair, 256), path)
+
+    @property
+    def stored(self) -> set[int]:
+        """The values in the files."""
+        return {value for value, _ in self.pixels}
 
 
 @in_its_scope
-def check_masks(data: DataSet, every_image: bool = False) -> Found:
-    """Check all file names of a data set of mmseg, and the sizes and values of a sample of its masks.
+def check_masks(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
+    """Check a data set of mmseg by the round trip of a sample of its masks, and all names of its files.
 
     With ``every_image``, every mask is read and every image decoded. The result has notes on the data and on anything
     unusual; ValueError is raised for errors.
     """
     if not data.kind:
         raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
-    # Test-time augmentation loads the masks in a step inside of another.
-    labelling = [step for step in dicts(data.pipeline) if step.get('type') in _LABELLING]
-    loading = next((step for step in labelling if step['type'] == 'LoadAnnotations'), None)
-    if loading is None or not hasattr(data.dataset_class, 'get_label_map'):
+    steps = loading_steps(data)
+    loading = next((step for step in steps if step['type'] == 'LoadAnnotations'), None)
+    if source is None or loading is None or not hasattr(source.built, 'label_map'):
         return Found([])  # not like mmseg's own data sets, which consist of images and masks
     _check_names(data)
-    built = DATASETS.build({**data.entry, 'pipeline': labelling, 'lazy_init': True})
-    if is_address(built.data_prefix.get('img_path')):
+    if is_address(source.built.data_prefix.get('img_path')):
         return Found([])
-    samples = built.load_data_list()
-    _check_files(data, built, samples, loading)
-    of_image = {sample['img_path']: sample for sample in samples}
-    _, images, notes_on_images = check_images(list(of_image), data.loader, _SAMPLED, every_image, of_image)
-    mapped = mapped_values(labelling)
-    others = {value for step in labelling if step['type'] == 'IgnoreMaskValues' for value in step['values']}
-    count = data.experiment.class_count or len(data.classes) or _IGNORED
-    looked_at = sample_evenly(samples, _SAMPLED, every_image)  # the masks of these images
-    labels = Labels(len(looked_at))
+    _check_files(source, loading)
+    of_image = {sample['img_path']: sample for sample in source.loaded}
+    _, images, notes = check_images(list(of_image), data.loader, _SAMPLED, every_image, of_image)
+    looked_at = sample_evenly(source.loaded, _SAMPLED, every_image)  # the masks of these images
+    with quiet():
+        label = Compose([copy.deepcopy(dict(step)) for step in steps])
+    trip = PixelTrip(len(looked_at))
     for sample in looked_at:
         path, image = sample['seg_map_path'], sample['img_path']
-        mask = _read_mask(path, loading.get('backend_args'))
-        if image in images and images[image].size != mask.shape[::-1]:
+        stored = _read_mask(path, loading.get('backend_args'))
+        if image in images and images[image].size != stored.shape[::-1]:
             advice = 'a mask must have the size of its image'
             read = f'its image {image} is read'
-            raise ValueError(other_size(f'the mask {path} has', mask.shape[::-1], read, images[image], advice))
-        classes = _add(labels, mask, built.pipeline(dict(sample))['gt_seg_map'], data)
-        unlisted = _values(mask) - {*mapped, *others, _IGNORED} if mapped else classes - {*range(count)}
-        if unlisted:
-            labels.wrong[path] = unlisted
-    folder = built.data_prefix['seg_map_path']
-    _check_values(folder, labels, count, mapped)
-    notes = [f'{len(samples)} masks, one for each image; read the values of {len(looked_at)}', *notes_on_images]
-    notes += _notes_on_labels(data, built, labels, count)
-    used_images = len(samples)
-    if data.entry.get('indices') is not None:
-        built.full_init()
-        used_images = len(built)
-        notes.append(f'mmseg uses {len(built)} of {len(samples)} images (indices={data.entry.indices})')
-    files = frozenset(os.path.realpath(path) for path in of_image)
-    return Found([f'{folder}: {note}' for note in notes], used_images, files)
+            raise ValueError(other_size(f'the mask {path} has', stored.shape[::-1], read, images[image], advice))
+        trip.add(path, stored, label(copy.deepcopy(sample))['gt_seg_map'])
+    notes = [f'{len(source.loaded)} masks, one for each image; read the values of {trip.masks}', *notes]
+    notes += _notes_on(trip, source, mapped_values(steps), steps)
+    used = len(source.samples)
+    if used < len(source.loaded):
+        notes.append(f'mmseg uses {used} of {len(source.loaded)} images (indices={data.entry.get("indices")})')
+    folder, files = source.built.data_prefix['seg_map_path'], frozenset(map(os.path.realpath, of_image))
+    return Found([f'{folder}: {note}' for note in notes], used, files, load_samples(source))
+
+
+def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, steps: Sequence[Any]) -> list[str]:
+    """Return notes on ignored pixels, on values of one class, and on classes that do not occur.
+
+    Raise ValueError for values that are no class, and for masks of one class beside ignored pixels.
+    """
+    experiment, folder = source.data.experiment, source.built.data_prefix['seg_map_path']
+    count = experiment.class_count or len(source.data.classes) or _IGNORED
+    no_class = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {_IGNORED}
+    listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
+    ignored = {pair: pixels for pair, pixels in trip.pixels.items() if pair[1] in no_class}
+    kept = {pair: pixels for pair, pixels in trip.pixels.items() if pair not in ignored}
+    wrong = [pair for pair in kept if pair[1] >= count]
+    wrong += [pair for pair in ignored if pair[0] not in {*listed, _IGNORED}]
+    if wrong:
+        others = ','.join(map(str, sorted({value for value, _ in wrong})))
+        pixels = sum(trip.pixels[pair] for pair in wrong)
+        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
+        raise ValueError(
+            f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
+            f'to ignore others ({pixels} pixels of {trip.masks} masks), write the config with `swin-dense config ... '
+            f'--ignore {others}`; if classes have other values than their indices, with '
+            '`--mask-values`; otherwise name all classes, with `--classes`'
+        )
+    values_of: dict[int, list[int]] = {}
+    for value, label in sorted(kept):
+        values_of.setdefault(label, []).append(value)
+    if len(values_of) <= 1 and _IGNORED in trip.stored and mapped is None:
+        given = ','.join(map(str, sorted(trip.stored)))
+        raise ValueError(
+            f'the {trip.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
+            'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
+            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
+        )
+    notes = []
+    if ignored:
+        share = 100 * sum(ignored.values()) / trip.pixels.total()
+        zero = ' (reduce_zero_label=True ignores 0)' if source.built.reduce_zero_label else ''
+        given = ', '.join(map(str, sorted({value for value, _ in ignored})))
+        notes.append(f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+    notes += [f'the values {first_few(values)} are one class, {label}' for label, values in values_of.items()
+              if len(values) > 1]  # fmt: skip
+    names = source.built.metainfo.get('classes') or range(count)
+    rest = [name for index, name in enumerate(names) if index not in values_of]
+    if rest:
+        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
+    return notes
 
 
 def labels_of_values(entry: Any) -> list[int] | None:
@@ -111,7 +160,9 @@ def labels_of_values(entry: Any) -> list[int] | None:
     Args:
         entry: the config of the data set, whose pipeline loads and maps the masks.
     """
-    steps = [step for step in entry.pipeline if step.get('type') in _LABELLING]
+    steps = [
+        step for step in entry.pipeline if step.get('type') in ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
+    ]
     if not steps or steps[-1]['type'] != 'LoadAnnotations':
         return None
     steps[-1] = {**steps[-1], 'backend_args': None}
@@ -126,9 +177,10 @@ def labels_of_values(entry: Any) -> list[int] | None:
     return loaded['gt_seg_map'].ravel().tolist()
 
 
-def _check_files(data: DataSet, built: Any, samples: list[Any], loading: Any) -> None:
+def _check_files(source: Source, loading: Any) -> None:
     """Raise ValueError if images or masks are missing, or if there are none."""
-    if samples and 'seg_map_path' not in samples[0]:
+    data, prefixes = source.data, source.built.data_prefix
+    if source.loaded and 'seg_map_path' not in source.loaded[0]:
         is_augmented = data.pipeline == data.experiment.config.get('tta_pipeline')
         place = 'tta_pipeline in the config' if is_augmented else f'{data.address}.pipeline'
         raise ValueError(
@@ -136,62 +188,16 @@ def _check_files(data: DataSet, built: Any, samples: list[Any], loading: Any) ->
             'their folder, or remove this step from the config to predict without an evaluation'
         )
     for key in ('img_path', 'seg_map_path'):
-        folder = Path(built.data_prefix.get(key) or '')
-        if not samples:
+        folder = Path(prefixes.get(key) or '')
+        if not source.loaded:
             raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
         is_file = reads_files(data.loader) if key == 'img_path' else is_local(loading)
-        absent = missing_files([sample[key] for sample in samples]) if is_file else {}
+        absent = missing_files([sample[key] for sample in source.loaded]) if is_file else {}
         if absent:
             raise ValueError(
-                f'{len(absent)} of {len(samples)} files are missing: {first_few(absent.values())} in {folder}, '
+                f'{len(absent)} of {len(source.loaded)} files are missing: {first_few(absent.values())} in {folder}, '
                 f'{endings_in(folder)} (img_suffix, seg_map_suffix; ann_file takes a list of names)'
             )
-
-
-def _add(labels: Labels, mask: np.ndarray, labelled: np.ndarray, data: DataSet) -> set[int]:
-    """Add a mask, as it is stored and as the framework labels it, and return the labels that are not ignored."""
-    no_class = {part['ignore_index'] for part in dicts(data.experiment.model) if 'ignore_index' in part} | {_IGNORED}
-    is_ignored = np.isin(labelled, [*no_class])
-    labels.stored |= _values(mask)
-    labels.share += is_ignored.mean() / labels.masks
-    labels.ignored |= _values(mask[is_ignored])
-    classes = _values(labelled) - no_class
-    labels.classes |= classes
-    return classes
-
-
-def _check_values(folder: str, labels: Labels, count: int, mapped: Sequence[int] | None) -> None:
-    """Raise ValueError for values that are no class, and for masks of one class beside ignored pixels."""
-    if labels.wrong:
-        path, values = next(iter(labels.wrong.items()))
-        others = ','.join(map(str, sorted(set.union(*labels.wrong.values()))))
-        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
-        raise ValueError(
-            f'the mask {path} has pixels of the value {min(values)}, but the classes {known}; to '
-            f'ignore others, write the config with `swin-dense config ... --ignore {others}`; if classes have other '
-            'values than their indices, with `--mask-values`; otherwise name all classes, with `--classes`'
-        )
-    if len(labels.classes) <= 1 and _IGNORED in labels.stored and mapped is None:
-        given = ','.join(map(str, sorted(labels.stored)))
-        raise ValueError(
-            f'the {labels.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
-            'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
-        )
-
-
-def _notes_on_labels(data: DataSet, built: Any, labels: Labels, count: int) -> list[str]:
-    """Return notes on ignored pixels and on classes that do not occur."""
-    notes = []
-    if labels.ignored:
-        zero = ' (reduce_zero_label=True ignores 0)' if built.reduce_zero_label else ''
-        given = ', '.join(map(str, sorted(labels.ignored)))
-        notes.append(f'{100 * labels.share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
-    names = built.metainfo.get('classes') or range(count)
-    rest = [name for index, name in enumerate(names) if index not in labels.classes]
-    if rest:
-        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
-    return notes
 
 
 def _check_names(data: DataSet) -> None:
@@ -228,7 +234,3 @@ def _read_mask(path: str, backend_args: Any = None) -> np.ndarray:
             f'have one channel of class indices up to 255{colours}'
         )
     return mask.astype(np.uint8)
-
-
-def _values(mask: np.ndarray) -> set[int]:
-    return set(np.flatnonzero(np.bincount(mask.ravel())).tolist())

@@ -23,6 +23,7 @@ from pycocotools import mask as mask_tools
 
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
+from swin_dense.workbench.configs.loading import loading_steps
 from swin_dense.workbench.configs.missed import add_missed, explain
 from swin_dense.workbench.configs.question import (
     PerfectScore,
@@ -37,7 +38,6 @@ from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, sh
 
 _SCORE = 0.9  # of each answer
 _IGNORED = 255  # by the metrics of mmseg
-_LOADING = ('Load', 'IgnoreMask', 'MapMask')  # starts of the names of steps that load annotations
 
 
 class Asker:
@@ -190,12 +190,6 @@ def _mask_loader(data: DataSet) -> Callable[[list[StatedObject], int, int], list
         return [mask_tools.encode(np.asfortranarray(mask)) for mask in masks]
 
     return load
-
-
-def loading_steps(data: DataSet) -> list[Any]:
-    """Return the steps of a pipeline that load annotations, those inside of test-time augmentation too."""
-    steps = list(dicts(data.pipeline))[1:]
-    return [step for step in steps if str(step.get('type')).rpartition('.')[2].startswith(_LOADING)]
 
 
 def _packer(data: DataSet) -> Callable[[Any], Any]:

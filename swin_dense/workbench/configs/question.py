@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from mmengine.evaluator import DumpResults, Evaluator
-from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, EVALUATOR, METRICS
 
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import Experiment, dicts
 from swin_dense.workbench.configs.images import sample_evenly
-from swin_dense.workbench.configs.stated import Source, StatedObject, quiet, shown
+from swin_dense.workbench.configs.quietly import silent
+from swin_dense.workbench.configs.stated import Source, StatedObject, shown
 
 MOST_IMAGES = 1000  # of a large split that are asked about
 MOST_WITH_MASKS = 200
@@ -390,15 +389,3 @@ def _limit_of(model: Any) -> tuple[str, int | None]:
             if isinstance(part, dict) and key != 'rpn' and isinstance(part.get(name), int) and part[name] >= 0:
                 found['.'.join(['model.test_cfg', *[key] * bool(key), name])] = part[name]
     return min(found.items(), key=lambda item: item[1]) if found else ('', None)
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Hide what frameworks print, warn about and log."""
-    logger = MMLogger.get_current_instance()
-    before, logger.disabled = logger.disabled, True
-    try:
-        with quiet():
-            yield
-    finally:
-        logger.disabled = before

@@ -7,7 +7,6 @@ difference without words is reported, too.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,22 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.dataset import Compose
-from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
-from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope
-from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size, sample_evenly
+from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope
+from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size
+from swin_dense.workbench.configs.loading import load_samples
 from swin_dense.workbench.configs.segmentations import check_mask
-from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, quiet, shown
+from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, shown
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
-_LOADED = 8  # images that the pipeline of the data set loads
 _NARROW = 0.5  # share of a box that the bounds of its mask fill at least
 
 
@@ -86,11 +83,11 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     notes += _notes_on_masks(source, classes, trip)
     notes += _notes_on_images(source)
     notes += _check_files(source, every_image)
-    scale = _load_samples(source)
+    samples = load_samples(source)
     if not data.is_evaluated:
-        notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], scale)
+        notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], _scale_of(samples))
     files = frozenset(os.path.realpath(sample['img_path']) for sample in source.samples)
-    return Found([f'{data.annotations or data.address}: {note}' for note in notes], len(source.samples), files)
+    return Found([f'{data.annotations or data.address}: {note}' for note in notes], len(source.samples), files, samples)
 
 
 def compare(source: Source, classes: Sequence[Any]) -> Trip:
@@ -354,50 +351,8 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
     return notes
 
 
-def _load_samples(source: Source) -> float:
-    """Load some images with the pipeline of the data set, and of a data set that mixes images around it.
-
-    Return the median size of a loaded image, divided by its own.
-
-    Raises:
-        ValueError: a step fails.
-    """
-    data, name = source.data, source.stated.name
-    scales = []
-    with quiet():
-        pipeline = Compose([copy.deepcopy(dict(step)) for step in data.pipeline])
-    for sample in sample_evenly(source.samples, _LOADED, every_image=False):
-        results = copy.deepcopy(sample)
-        for step in pipeline.transforms:
-            try:
-                with quiet():
-                    results = step(results)
-            except Exception as error:  # of any transform
-                raise ValueError(
-                    f'{name}: {sample.get("img_path")} cannot be loaded: {type(step).__name__} of '
-                    f'{data.address}.pipeline fails ({hints.described(error)}){hints.hint_on_loading(step, error)}'
-                ) from error
-            if results is None:  # a random transform that tries another image
-                break
-        packed = results.get('data_samples') if isinstance(results, dict) else None
-        if isinstance(packed, list):  # of test-time augmentation
-            packed = packed[0]
-        if packed is not None and packed.get('scale_factor') is not None:
-            scales.append(float(np.mean(packed.scale_factor)))
-    for around in dicts((data.experiment.config.get(f'{data.split}_dataloader') or {}).get('dataset')):
-        if around.get('type') != 'MultiImageMixDataset' or around.get('dataset') is not data.entry:
-            continue
-        source.built.pipeline = pipeline
-        with quiet():
-            mixed = DATASETS.build({**around, 'dataset': source.built})
-        for index in sample_evenly(range(len(source.samples)), _LOADED, every_image=False):
-            try:
-                with quiet():
-                    mixed[index]
-            except Exception as error:  # of any transform
-                kinds = first_few(step.get('type') for step in around.pipeline)
-                raise ValueError(
-                    f'{name}: {data.address.rpartition(".")[0]}.pipeline fails for mixed images '
-                    f'({hints.described(error)}), of its steps {kinds}{hints.hint_on_mixing(around.pipeline)}'
-                ) from error
-    return float(np.median(scales)) if scales else 1.0
+def _scale_of(samples: Sequence[Any]) -> float:
+    """Return the median size of loaded images, divided by their own."""
+    packed = [one.get('data_samples') for one in samples if isinstance(one, dict)]
+    factors = [one.get('scale_factor') for one in packed if one is not None]
+    return float(np.median([np.mean(factor) for factor in factors if factor is not None] or [1.0]))

@@ -7,13 +7,9 @@ return.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
 import json
 import math
 import os
-import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +22,7 @@ from mmengine.registry import DATASETS
 from swin_dense.utils import checks
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.hints import described, hint_on_reading
+from swin_dense.workbench.configs.quietly import quiet, without_collection
 from swin_dense.workbench.configs.segmentations import decode_rle
 
 SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
@@ -140,18 +137,6 @@ class Source:
     samples: list[Any]
     numbers: dict[Any, int]
     categories: int = 0
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Keep Python from searching for reference cycles while millions of objects are read, of which none is in one."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 @without_collection()
@@ -410,11 +395,3 @@ def shown(entry: Any) -> str:
     if isinstance(entry, dict):
         entry = {key: value for key, value in entry.items() if key not in ('segmentation', 'mask')}
     return checks.shortened(repr(entry))
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hide what frameworks print and warn about while they read."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        yield

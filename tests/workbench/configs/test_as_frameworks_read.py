@@ -317,7 +317,8 @@ def test_pixels_that_mmseg_ignores(tmp_path, reduce_zero, ignored):
     }
     model = {'decode_head': {'num_classes': len(names)}}
     config = Config({'default_scope': 'mmseg', 'model': model, 'train_dataloader': {'dataset': dataset}})
-    notes = check_masks(Experiment(config).datasets[0]).notes
+    data = Experiment(config).datasets[0]
+    notes = check_masks(data, read_source(data)).notes
     built = DATASETS.build({**dataset, 'indices': None})
     labels = np.stack([built[index]['gt_seg_map'] for index in range(3)])
     share = 100 * (labels == 255).mean()

@@ -11,6 +11,7 @@ from PIL import Image
 
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from swin_dense.workbench.configs.masks import check_masks
+from swin_dense.workbench.configs.stated import read_source
 from tests.conftest import ROOT
 from tests.workbench.configs.data import (
     CLASSES,
@@ -337,7 +338,7 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
         Experiment(config)
     data = DataSet(Experiment(Config({'default_scope': 'mmseg', 'model': {}})), {'data_root': 'data/'}, 'train')
     with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
-        check_masks(data)
+        check_masks(data, read_source(data))
 
 
 def test_data_that_are_in_no_layout_are_an_error_without_test_data_too(tmp_path, capsys):

@@ -126,17 +126,19 @@ class Failing:
     """A step of one's own that one image stops."""
 
     def __call__(self, results):
-        if results['img_id'] == 3:
+        if '3.' in results['img_path'].rpartition('/')[2]:
             raise RuntimeError('no third channel')
         return results
 
 
-def test_a_step_that_fails_is_named_with_its_image(fruit):
-    config = fruit.write()
+@pytest.mark.parametrize('data', ['fruit', 'roads'])
+def test_a_step_that_fails_is_named_with_its_image(request, data):
+    config = request.getfixturevalue(data).write()
     TRANSFORMS.register_module(name='Failing', module=Failing)
     try:
         config.train_dataloader.dataset.pipeline.insert(2, {'type': 'Failing'})
-        with pytest.raises(ValueError, match=r'3\.jpg cannot be loaded: Failing of .*RuntimeError: no third channel'):
+        message = r'3\.\w+ cannot be loaded: Failing of train_dataloader.*RuntimeError: no third channel'
+        with pytest.raises(ValueError, match=message):
             check_data(config, ('train',))
     finally:
         TRANSFORMS.module_dict.pop('Failing')
