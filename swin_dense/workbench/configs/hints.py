@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 'for a reason that is not known'
 _COPY = 'as the copy that `swin-dense config` writes'
+_IGNORED = 255  # by mmseg's heads and metrics, if nothing else is set
 _SHARE_OF_FEW = 0.05  # of the objects: more that are stated twice are no slip
 # The start of an exception of mmdet, mmseg or pycocotools, and what to do.
 HINTS_ON_READING = {
@@ -173,6 +174,7 @@ class Case:
         labels: the numbers of the classes in the training data, by name; own_labels: in the evaluated data.
         is_left_out: whether the data set leaves its image out.
         is_empty: whether its mask covers no pixel as the framework loads it.
+        is_suppressed: whether the model's suppression of overlaps removes it; ``nms_address`` is the setting.
         times: how often the annotations state an object of this class and place in this image.
         ids: how many images of the split name this file.
         are_corners: whether all boxes of the data set fit into their images as (x1, y1, x2, y2).
@@ -196,6 +198,8 @@ class Case:
     own_labels: dict[Any, int] = field(default_factory=dict)
     is_left_out: bool = False
     is_empty: bool = False
+    is_suppressed: bool = False
+    nms_address: str = ''
     times: int = 1
     ids: int = 1
     are_corners: bool = False
@@ -268,6 +272,11 @@ EXPLANATIONS = [  # the first that holds
         '--set {split}_evaluator.proposal_nums=100,300,1000',
     ),
     Explanation(
+        'of the value 255, which the metric does not ignore',
+        lambda case: case.pixel_classes is not None and case.pixel_classes[0] == _IGNORED,
+        '--set {split}_evaluator.ignore_index=255',
+    ),
+    Explanation(
         'of class {pixel_classes[0]}, but the model has {class_count} classes',
         lambda case: case.pixel_classes is not None and case.pixel_classes[0] >= case.class_count,
         '--ignore {pixel_classes[0]} ignores it, --mask-values maps it; or name all classes with --classes',
@@ -306,6 +315,12 @@ EXPLANATIONS = [  # the first that holds
         'beyond the {most} of a class that the metric compares in an image, whatever max_per_img is',
         lambda case: case.of_class > case.most,
         'no setting changes this figure; cut the images into tiles, or compare models by mAP_50',
+        _is_note,
+    ),
+    Explanation(
+        'that overlap another of their class so much that the model returns one of them',
+        lambda case: case.is_suppressed,
+        '{nms_address} has the threshold',
         _is_note,
     ),
     Explanation(

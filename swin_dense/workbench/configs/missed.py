@@ -84,6 +84,7 @@ class _Finder:
         self.whole = Case(
             limit=question.limit,
             limit_address=question.limit_address,
+            nms_address=question.nms_address,
             labels=question.numbers,
             others=[file for file in entries if os.path.realpath(file) not in read],
             images=len(ids),
@@ -108,6 +109,7 @@ class _Finder:
             of_class=sum(one is not None and other.label == one.label for other in answers.values()),
             is_left_out=file.path not in self.kept[number],
             is_empty=id(answers.get(key)) in question.empty,
+            is_suppressed=id(answers.get(key)) in question.suppressed,
             times=sum((other.label, other.box) == key for other in file.objects),
             ids=max(len(file.images), self.times[file.path]),
             are_corners=self.are_corners[number],

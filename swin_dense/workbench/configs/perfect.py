@@ -9,9 +9,10 @@ lets through; for masks of pixels, the labels that the training settings make of
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,12 +33,14 @@ from swin_dense.workbench.configs.question import (
     are_known,
     evaluator_entry,
     headline,
+    is_perfect_figure,
     used_of,
 )
 from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, shown
 
 _SCORE = 0.9  # of each answer
-_IGNORED = 255  # by the metrics of mmseg
+_IGNORED = 255  # the number of classes of a model that does not say it
+_MOST_PAIRS = 200  # of a label and an answer that the evaluators of pixels are asked about one by one
 
 
 class Asker:
@@ -117,7 +120,9 @@ def ask_evaluators(
             score.is_known = are_known(evaluator_entry(experiment, split)) and not is_of_answers
             fails = f'the evaluator fails on the answers of a perfect model {_reason(error, sources)}'
             score.problem = fails if score.is_known else f'a perfect model was not asked: {fails}'
-    return score if score.scores or score.problem or score.is_known else None
+    if not (score.scores or score.problem or score.is_known):
+        score.problem = 'a perfect model was asked about, but the evaluator returns no figures'
+    return score
 
 
 def _reason(error: Exception, sources: Sequence[Source]) -> str:
@@ -143,12 +148,28 @@ def _ask_about_objects(question: Question, score: PerfectScore) -> None:
         for path in {sample['img_path'] for sample in part.samples}:
             file = part.source.stated.files.get(path)
             score.objects += sum(not one.is_ignored for one in file.objects) if file else 0
-    score.scores, score.is_known = headline(
-        question.evaluate(sample for ones in samples for sample in ones), question.entry
-    )
+    given = [sample for ones in samples for sample in ones]
+    score.scores, score.is_known = headline(question.evaluate(given), question.entry)
+    if not are_known(question.entry):
+        score.is_blind = _is_same(score.scores, question, map(_without_answers, given))
     score.asked = sum(len(part.samples) for part in question.parts)
     if score.is_known and not score.is_perfect:
         explain(question, samples, score)
+
+
+def _without_answers(sample: Any) -> Any:
+    nothing = copy.copy(sample)
+    nothing.pred_instances = sample.pred_instances[:0]
+    return nothing
+
+
+def _is_same(figures: dict[str, float], question: Question, others: Iterable[Any]) -> bool:
+    """Return whether evaluators of one's own give the same figures for other answers."""
+    try:
+        again, _ = headline(question.evaluate(others), question.entry)
+    except Exception:  # of any evaluator: it may need an answer
+        return False
+    return bool(figures) and again == figures
 
 
 def _with_answers(packed: Any, sample: Any, question: Question, load_masks: Any) -> Any:
@@ -225,33 +246,49 @@ def _ask_about_pixels(question: Question, score: PerfectScore) -> None:
     taught = Compose([copy.deepcopy(dict(step)) for step in loading_steps(question.train.data)])
     given = question.train.samples[0] if question.train.samples else {}
     settings = {key: given[key] for key in ('reduce_zero_label', 'label_map', 'seg_fields') if key in given}
-    differ: Counter[tuple[int, int]] = Counter()
-    score.unit = 'pixels'
     classes = question.experiment.class_count or _IGNORED
+    pairs: Counter[tuple[int, int]] = Counter()  # pixels by their label, and as the training data would have them
+    example = None
 
     def samples() -> Iterator[Any]:
+        nonlocal example
         for part in question.parts:
             pack = _packer(part.source.data)
             for sample in part.samples:
                 packed = pack(sample)
                 answers = taught({**copy.deepcopy(sample), **copy.deepcopy(settings)})['gt_seg_map']
                 labels = packed.gt_sem_seg.data.squeeze(0).numpy()
-                is_counted = labels != _IGNORED
-                is_answerable = (answers >= 0) & (answers < classes)
-                is_other = is_counted & ((labels != answers) | ~is_answerable)
-                pairs, counts = np.unique(np.stack([labels[is_other], answers[is_other]]), axis=1, return_counts=True)
-                differ.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
-                score.objects += int(is_counted.sum())
-                answers = np.where(is_answerable, answers, 0)  # a model has no other
-                packed.pred_sem_seg = PixelData(data=torch.from_numpy(answers.astype(np.int64))[None])
-                yield packed
+                found, counts = np.unique(np.stack([labels, answers]).reshape(2, -1), axis=1, return_counts=True)
+                pairs.update(dict(zip(map(tuple, found.T.tolist()), counts.tolist(), strict=True)))
+                example = _with_map(packed, labels, answers, classes)
+                yield example
 
+    score.unit = 'pixels'
     score.scores, score.is_known = headline(question.evaluate(samples()), question.entry)
     score.asked = sum(len(part.samples) for part in question.parts)
-    if score.is_known and not score.is_perfect:
-        address = question.parts[0].source.data.address
-        cases = [
-            (Case(kind='pixels', pixel_classes=pair, class_count=classes, split=question.split, address=address), count)
-            for pair, count in differ.items()
-        ]
-        add_missed(cases, score)
+    if not are_known(question.entry) and example:
+        labels = example.gt_sem_seg.data.squeeze(0).numpy()
+        figures, _ = headline(question.evaluate([example]), question.entry)
+        score.is_blind = _is_same(figures, question, [_with_map(example, labels, 1 - (labels > 0), classes)])
+    if not score.is_known or score.is_perfect or score.is_blind:
+        return
+    address = question.parts[0].source.data.address
+    cases = []
+    for pair, count in pairs.most_common(_MOST_PAIRS):
+        label, answer = (np.full((2, 2), value) for value in pair)
+        figures, _ = headline(question.evaluate([_with_map(example, label, answer, classes)]), question.entry)
+        is_counted = not all(map(math.isnan, figures.values()))
+        score.objects += count * is_counted
+        if is_counted and not all(map(is_perfect_figure, figures.values())):
+            case = Case(kind='pixels', pixel_classes=pair, class_count=classes, split=question.split, address=address)
+            cases.append((case, count))
+    add_missed(cases, score)
+
+
+def _with_map(packed: Any, labels: np.ndarray, answers: np.ndarray, classes: int) -> Any:
+    """Return a sample with a map of labels and one of answers, of which a model has those of its classes alone."""
+    sample = copy.copy(packed)
+    sample.gt_sem_seg = PixelData(data=torch.from_numpy(labels.astype(np.int64))[None])
+    answers = np.where((answers >= 0) & (answers < classes), answers, 0)
+    sample.pred_sem_seg = PixelData(data=torch.from_numpy(answers.astype(np.int64))[None])
+    return sample

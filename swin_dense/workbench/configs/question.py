@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from mmcv.ops import batched_nms
 from mmengine.evaluator import DumpResults, Evaluator
 from mmengine.registry import DATASETS, EVALUATOR, METRICS
 
@@ -67,6 +69,7 @@ class PerfectScore:
         missed: those that count as missed, and answers that count as wrong, by reason.
         problem: why there are no figures, or ''.
         is_known: whether the best value of the figures is known to be 1, or 100.
+        is_blind: whether wrong answers get the same figures.
     """
 
     split: str
@@ -78,23 +81,24 @@ class PerfectScore:
     missed: list[Missed] = field(default_factory=list)
     problem: str = ''
     is_known: bool = True
+    is_blind: bool = False
 
     @property
     def is_perfect(self) -> bool:
-        return bool(self.scores) and all(map(_is_perfect, self.scores.values()))
+        return not self.is_blind and bool(self.scores) and all(map(is_perfect_figure, self.scores.values()))
 
     @property
     def is_error(self) -> bool:
         """Whether the data or the config are the reason why a perfect model would not be perfect."""
         has_nothing_to_find = not self.problem and not self.objects
-        if self.is_perfect or not self.is_known or has_nothing_to_find:
+        if self.is_perfect or self.is_blind or not self.is_known or has_nothing_to_find:
             return False
         return any(missed.is_error for missed in self.missed) or not self.missed
 
     def __str__(self) -> str:
         if self.problem:
             return f'{self.split}: {self.problem}'
-        low = {key: score for key, score in self.scores.items() if not _is_perfect(score)} or self.scores
+        low = {key: score for key, score in self.scores.items() if not is_perfect_figure(score)} or self.scores
         has_slices = len({*map(_short, low)}) < len(low)  # one figure for each of several data sets
         figures = (
             ', '.join(f'{key if has_slices else _short(key)} {score:.3f}' for key, score in low.items()) or 'nothing'
@@ -104,6 +108,8 @@ class PerfectScore:
             text += f' (asked about {self.asked} of {self.images} images)'
         if self.is_perfect:
             return text
+        if self.is_blind:
+            return f'{text}; so would a model that finds nothing, so that these figures compare no models'
         if not self.is_known:
             return f'{text}; whether that is the best value of these figures is not known'
         if not self.objects:
@@ -184,6 +190,8 @@ class Question:
         is_sampled: whether they have more images than are asked about.
         answers: the objects to answer, by file, each once.
         empty: the numbers, by ``id``, of those whose mask covers no pixel.
+        suppressed: the numbers, by ``id``, of those that the model's suppression of overlaps removes.
+        nms: the config of this suppression, or None; ``nms_address`` is its setting.
         limit: the number of objects that the model returns of an image, or None; ``limit_address`` is its setting.
         meta: the description of the data sets that the evaluators get.
         originals: the files of annotations by those that take their place for a sample.
@@ -204,6 +212,9 @@ class Question:
             for key in {'outfile_prefix', 'output_dir'} & {*part}:
                 part[key] = os.path.join(folder, 'answers')
         self.limit_address, self.limit = _limit_of(experiment.model)
+        self.nms_address, self.nms = _nms_of(experiment.model)
+        self.suppressed: set[int] = set()
+        self._answered: dict[str, list[StatedObject]] = {}
         self.with_masks = 'segm' in str([part.get('metric') for part in self.metrics()])
         self.answers: dict[str, dict[Any, StatedObject]] = defaultdict(dict)
         self.empty: set[int] = set()
@@ -228,8 +239,13 @@ class Question:
         return [part for part in dicts(self.entry) if 'type' in part and 'metrics' not in part]
 
     def answered(self, path: str) -> list[StatedObject]:
-        """Return the objects that the model returns for a file."""
-        return [*self.answers[path].values()][: self.limit]
+        """Return the objects that the model returns for a file: after its suppression of overlaps, and its limit."""
+        if path not in self._answered:
+            objects = [*self.answers[path].values()]
+            kept = _not_suppressed(objects, self.numbers, self.nms) if self.nms and len(objects) > 1 else objects
+            self.suppressed |= {id(one) for one in objects} - {id(one) for one in kept}
+            self._answered[path] = kept[: self.limit]
+        return self._answered[path]
 
     def built(self) -> Evaluator:
         """Return the evaluators as mmengine's Runner builds them."""
@@ -256,7 +272,7 @@ class Question:
             if hasattr(metric, 'img_ids'):
                 metric.img_ids = [sample.img_id]
         figures, _ = headline(_figures(evaluator, [sample]), self.entry)
-        return all(map(_is_perfect, figures.values()))
+        return all(map(is_perfect_figure, figures.values()))
 
     def _part(self, source: Source, most: int) -> Part:
         samples, built = source.samples, source.built
@@ -359,7 +375,7 @@ def headline(figures: dict[str, float], entry: Any) -> tuple[dict[str, float], b
     if not figures:
         return {}, are_known(entry)
     known = {key: value for key, value in figures.items() if _short(key).rpartition('_')[2] in _FIGURES}
-    return (known, True) if known else (figures, any(map(_is_perfect, figures.values())))
+    return (known, True) if known else (figures, any(map(is_perfect_figure, figures.values())))
 
 
 def _figures(evaluator: Evaluator, samples: Iterable[Any]) -> dict[str, float]:
@@ -375,17 +391,38 @@ def _short(key: str) -> str:
     return key.rpartition('/')[2]
 
 
-def _is_perfect(score: float) -> bool:
+def is_perfect_figure(score: float) -> bool:
+    """Return whether a figure is 1, or 100, as far as metrics print it."""
     return _PERFECT <= score <= 1 or score >= 100 * _PERFECT
 
 
-def _limit_of(model: Any) -> tuple[str, int | None]:
-    """Return the setting of the model that returns fewest objects of an image, and the number; not of proposals."""
+def _of_test_cfg(model: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return settings of a detector's ``test_cfg`` by their addresses; not those of its proposals."""
     model = model.get('module') or model  # that of test-time augmentation
-    found = {}
     test_cfg = model.get('test_cfg') or {}
+    found = {}
     for key, part in {'': test_cfg, **test_cfg}.items():
-        for name in ('max_per_img', 'max_per_image'):
-            if isinstance(part, dict) and key != 'rpn' and isinstance(part.get(name), int) and part[name] >= 0:
-                found['.'.join(['model.test_cfg', *[key] * bool(key), name])] = part[name]
-    return min(found.items(), key=lambda item: item[1]) if found else ('', None)
+        for name in names if isinstance(part, dict) and key != 'rpn' else ():
+            found['.'.join(['model.test_cfg', *[key] * bool(key), name])] = part.get(name)
+    return found
+
+
+def _limit_of(model: Any) -> tuple[str, int | None]:
+    """Return the setting of the model that returns fewest objects of an image, and the number."""
+    found = _of_test_cfg(model, ('max_per_img', 'max_per_image'))
+    limits = {address: limit for address, limit in found.items() if isinstance(limit, int) and limit >= 0}
+    return min(limits.items(), key=lambda item: item[1]) if limits else ('', None)
+
+
+def _nms_of(model: Any) -> tuple[str, Any]:
+    """Return the setting of the model that suppresses overlapping boxes, and its value."""
+    found = _of_test_cfg(model, ('nms',))
+    return next(((address, nms) for address, nms in found.items() if isinstance(nms, dict)), ('', None))
+
+
+def _not_suppressed(objects: Sequence[StatedObject], numbers: dict[Any, int], nms: Any) -> list[StatedObject]:
+    """Return the objects whose boxes mmcv's suppression keeps, as mmdet's detectors call it, in their order."""
+    boxes = torch.tensor([one.box for one in objects], dtype=torch.float32)
+    labels = torch.tensor([numbers[one.label] for one in objects])
+    _, kept = batched_nms(boxes, torch.ones(len(objects)), labels, dict(nms))
+    return [objects[index] for index in sorted(kept.tolist())]

@@ -20,6 +20,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from swin_dense.utils import checks
+from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.hints import described, hint_on_reading
 from swin_dense.workbench.configs.quietly import quiet, without_collection
@@ -183,6 +184,9 @@ def read_source(data: DataSet) -> Source | None:
             f'{name}: the framework cannot read it ({described(error)}{place[0]}){_lacking(content, error)}'
             f'{hint_on_reading(error)}'
         ) from error
+    for sample in (*loaded, *samples):
+        if 'img_path' in sample:
+            sample['img_path'] = _spelled(sample['img_path'])
     numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
     if content is not None:
         stated = state_coco(name, content, built.data_prefix.get('img') or '')
@@ -229,12 +233,18 @@ def _samples(built: Any) -> list[Any]:
     return [built.get_data_info(index) for index in range(len(built))]
 
 
+def _spelled(path: Any) -> Any:
+    """Return one spelling of the path of a file, for ``a.jpg`` and ``./a.jpg``; addresses stay as they are."""
+    is_plain = isinstance(path, str) and path and not is_address(path) and '..' not in path
+    return os.path.normpath(path) if is_plain else path
+
+
 def state_coco(name: str, content: Any, folder: str) -> Stated:
     """Return what the content of a file in COCO's format states, whose images are in a folder."""
     stated = Stated(_correctable(name, content), categories={one['id']: one['name'] for one in content['categories']})
     path_of: dict[Any, str] = {}
     for image in content['images']:
-        path = path_of[image['id']] = os.path.join(folder, image['file_name'])
+        path = path_of[image['id']] = _spelled(os.path.join(folder, image['file_name']))
         stated.files.setdefault(path, StatedFile(path)).images.append(image)
     for one in content.get('annotations') or []:
         box = one.get('bbox')

@@ -145,6 +145,18 @@ class FailsAlways(BaseMetric):
         raise KeyError('pred_keypoints')
 
 
+@METRICS.register_module()
+class Constant(FailsAlways):
+    """A metric that gives what it is told to, whatever was found."""
+
+    def __init__(self, figures, **_):
+        super().__init__()
+        self.figures = dict(figures)
+
+    def compute_metrics(self, results):
+        return self.figures
+
+
 @TRANSFORMS.register_module()
 class LoadNothing:
     """A loader of images of its own, whose paths are no files."""
@@ -354,6 +366,19 @@ def left_out(data):
     data.data('val').update(test_mode=False, filter_cfg={'min_size': 300})
 
 
+def two_spellings(data):
+    """The same file as `1.jpg` and as `./1.jpg`, each with its own objects."""
+    data.val['images'][1]['file_name'] = './1.jpg'
+    for one in data.val['annotations'][2:4]:
+        one['bbox'][1] += 300
+
+
+def overlapping(data):
+    """An object of the first image becomes one of 40 x 16 pixels within another of its class."""
+    first, _, second = data.val['annotations'][:3]
+    second.update(image_id=1, bbox=[*first['bbox'][:3], 16])
+
+
 # Case, whether it is an error, the score, and what is said. The scores are those of pycocotools alone, for a file.
 DAMAGED = {
     'each object twice': (coco(twice), True, 0.505, 'misses 8 that repeat another'),
@@ -364,6 +389,25 @@ DAMAGED = {
         'misses 1 that repeat another .*remove the repetitions',
     ),
     'a file of two images': (coco(same_file), True, None, 'answers of files that several images name'),
+    'a file of two spellings': (coco(two_spellings), True, None, 'answers of files that several images name'),
+    'objects that overlap': (
+        coco(overlapping),
+        False,
+        None,
+        r'misses 1 that overlap another of their class .*\(model.test_cfg.rcnn.nms has',
+    ),
+    'a metric that says nothing': (
+        coco(lambda data: put(data, {'type': 'Constant', 'figures': {}})),
+        False,
+        None,
+        'no figures',
+    ),
+    'a metric that says the same of all': (
+        coco(lambda data: put(data, {'type': 'Constant', 'figures': {'own': 1.0}})),
+        False,
+        1.0,
+        'own 1.000; so would a model that finds nothing',
+    ),
     '150 objects of a class': (
         coco(lambda data: None, count=2, each=150, names=('cell',)),
         False,
@@ -561,7 +605,7 @@ def test_damage_is_found_without_a_known_reason():
         return case()
 
     table = {name: row for name, row in DAMAGED.items() if row[2] is not None or row[1]}
-    not_known = ('a metric of its own that is not perfect', 'answers that are not made here', 'nothing to find')
+    not_known = ('a metric of its own that is not perfect', 'a metric that says the same of all', 'nothing to find')
     results = run_cases({name: row[0] for name, row in table.items() if name not in not_known}, without_tables)
     assert not {name: result for name, result in results.items() if not result[0]}
 
@@ -670,6 +714,18 @@ DAMAGED_MASKS = {
         True,
         None,
         'the evaluator fails',
+    ),
+    'a metric that ignores another value': (
+        roads(lambda config: config.val_evaluator.update(ignore_index=0)),
+        True,
+        None,
+        'misses 1024 of the value 255, which the metric does not ignore .*--set val_evaluator.ignore_index=255',
+    ),
+    'a metric that says the same of all': (
+        roads(lambda config: config.update(val_evaluator={'type': 'Constant', 'figures': {'own': 100.0}})),
+        False,
+        100.0,
+        'so would a model that finds nothing',
     ),
     'all ignored': (
         roads(lambda config: None, damage=lambda mask: np.full_like(mask, 255)),
