@@ -14,8 +14,8 @@ from mmengine.registry import MODELS
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.images import sample_evenly
-from swin_dense.workbench.configs.loading import loading_steps
 from swin_dense.workbench.configs.quietly import quiet, random_state_kept
+from swin_dense.workbench.configs.samples import loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _HEADS = ('decode_head', 'auxiliary_head')

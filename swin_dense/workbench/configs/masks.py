@@ -29,8 +29,8 @@ from swin_dense.workbench.configs.images import (
     reads_files,
     sample_evenly,
 )
-from swin_dense.workbench.configs.loading import load_samples, loading_steps
 from swin_dense.workbench.configs.quietly import quiet
+from swin_dense.workbench.configs.samples import load_samples, loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced

@@ -24,7 +24,6 @@ from pycocotools import mask as mask_tools
 
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
-from swin_dense.workbench.configs.loading import loading_steps
 from swin_dense.workbench.configs.missed import add_missed, explain
 from swin_dense.workbench.configs.question import (
     PerfectScore,
@@ -36,6 +35,7 @@ from swin_dense.workbench.configs.question import (
     is_perfect_figure,
     used_of,
 )
+from swin_dense.workbench.configs.samples import loading_steps
 from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, shown
 
 _SCORE = 0.9  # of each answer

@@ -23,7 +23,7 @@ from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
 from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope
 from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size
-from swin_dense.workbench.configs.loading import load_samples
+from swin_dense.workbench.configs.samples import load_samples
 from swin_dense.workbench.configs.segmentations import check_mask
 from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, shown
 
