@@ -127,21 +127,14 @@ def _compared_by_coco(
 
     mmdet's metric does not return the matches, so that pycocotools is asked for them, as the metric asks it.
     """
-    parts = [finder.question.parts[number] for number in own]
-    content = read_coco(entry['ann_file'], entry.get('backend_args'))
-    if finder.question.is_sampled:
-        kept = {key for part in parts for key in part.img_ids}
-        for section, key in (('images', 'id'), ('annotations', 'image_id')):
-            content[section] = [one for one in content.get(section) or [] if one[key] in kept]
-    truth: Any = COCO()
-    truth.dataset = content
-    with quiet():
-        truth.createIndex()
+    question = finder.question
+    parts = [question.parts[number] for number in own]
+    truth = _truth(entry, parts, question.is_sampled)
     files: dict[Any, tuple[StatedFile, int]] = {}
     objects: dict[Any, StatedObject] = {}
+    compared = question.originals.get(entry['ann_file'], entry['ann_file'])
     for number in own:
-        source = finder.question.parts[number].source
-        compared = finder.question.originals.get(entry['ann_file'], entry['ann_file'])
+        source = question.parts[number].source
         is_read = is_same_file(compared, source.data.annotations)
         for stated in source.stated.files.values():
             for image in stated.images:
@@ -155,29 +148,55 @@ def _compared_by_coco(
         answers = [one for sample in samples for one in _coco_answers(sample, cat_ids, kind)]
         if not answers or kind not in ('bbox', 'segm'):
             continue
-        with quiet():
-            evaluation = COCOeval(truth, truth.loadRes(answers), kind)
-            evaluation.params.catIds, evaluation.params.imgIds = cat_ids, truth.getImgIds()
-            evaluation.params.maxDets = sorted(metric.proposal_nums)
-            evaluation.params.iouThrs = np.atleast_1d(metric.iou_thrs)
-            evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ['all']
-            evaluation.evaluate()
         missed: list[Case] = []
         wrong: list[Case] = []
         counted = 0
-        for image in filter(None, evaluation.evalImgs):
-            matches = image['dtMatches'][-1, :most]  # of the strictest threshold
-            is_wrong = (matches == 0) & ~image['dtIgnore'][-1, :most].astype(bool)
-            place = files.get(image['image_id'])
-            file, number = place or (None, 0)
-            for key, is_ignored in zip(image['gtIds'], image['gtIgnore'], strict=True):
-                counted += not is_ignored
-                if not is_ignored and (key == 0 or key not in matches):
-                    missed.append(finder.case(file, objects.get(key), number, kind=kind, most=most))
-            wrong += [finder.case(file, None, number, kind=kind, most=most)] * int(is_wrong.sum())
+        for image in _evaluated_images(truth, answers, kind, cat_ids, metric):
+            file, number = files.get(image['image_id']) or (None, 0)
+            unmatched, without_object = _unmatched(image, most)
+            missed += [finder.case(file, objects.get(key), number, kind=kind, most=most) for key in unmatched]
+            wrong += [finder.case(file, None, number, kind=kind, most=most)] * without_object
+            counted += sum(not is_ignored for is_ignored in image['gtIgnore'])
         worst = max(worst, (missed, wrong, counted), key=lambda found: (len(found[0]), len(found[1]), found[2]))
     missed, wrong, score.objects = worst
     return [(case, 1) for case in missed], [(case, 1) for case in wrong]
+
+
+def _truth(entry: Any, parts: Sequence[Any], is_sampled: bool) -> Any:
+    """Return pycocotools' form of the annotations that a metric reads, of the images asked about if it is a sample."""
+    content = read_coco(entry['ann_file'], entry.get('backend_args'))
+    if is_sampled:
+        kept = {key for part in parts for key in part.img_ids}
+        for section, key in (('images', 'id'), ('annotations', 'image_id')):
+            content[section] = [one for one in content.get(section) or [] if one[key] in kept]
+    truth: Any = COCO()
+    truth.dataset = content
+    with quiet():
+        truth.createIndex()
+    return truth
+
+
+def _evaluated_images(
+    truth: Any, answers: Sequence[Any], kind: str, cat_ids: Sequence[Any], metric: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield what pycocotools finds for each image and class, with the limits of a metric and objects of any area."""
+    with quiet():
+        evaluation = COCOeval(truth, truth.loadRes(answers), kind)
+        evaluation.params.catIds, evaluation.params.imgIds = cat_ids, truth.getImgIds()
+        evaluation.params.maxDets = sorted(metric.proposal_nums)
+        evaluation.params.iouThrs = np.atleast_1d(metric.iou_thrs)
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ['all']
+        evaluation.evaluate()
+    yield from filter(None, evaluation.evalImgs)
+
+
+def _unmatched(image: dict[str, Any], most: int) -> tuple[list[Any], int]:
+    """Return the ids of objects that no answer matches at the strictest threshold, and the number of wrong answers."""
+    matches = image['dtMatches'][-1, :most]
+    is_wrong = (matches == 0) & ~image['dtIgnore'][-1, :most].astype(bool)
+    ids = [key for key, is_ignored in zip(image['gtIds'], image['gtIgnore'], strict=True) if not is_ignored]
+    # pycocotools states the match with an object whose id is 0 as no match.
+    return [key for key in ids if key == 0 or key not in matches], int(is_wrong.sum())
 
 
 def _coco_answers(sample: Any, cat_ids: Sequence[Any], kind: str) -> Iterator[Any]:
