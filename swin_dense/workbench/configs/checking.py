@@ -6,7 +6,8 @@ The parts of a model must take the maps that its backbone returns, and the data 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,14 @@ class Checked:
         self.found.append((data, found))
         self.notes += found.notes
 
+    @contextmanager
+    def taking_errors(self) -> Iterator[None]:
+        """Add the ValueError of a check to the errors, so that other checks follow."""
+        try:
+            yield
+        except ValueError as error:
+            self.errors.append(str(error))
+
     def raise_errors(self) -> None:
         """Raise ValueError if there are errors, all of them in its message."""
         if self.errors:
@@ -94,6 +103,33 @@ def check_data(
         FileNotFoundError: files or folders do not exist.
         ValueError: the model, or the names of its classes, are wrong.
     """
+    checked = Checked(notes=_check_settings(experiment, splits, trained))
+    asker = Asker(experiment, trained)
+    is_asked = os.environ.get('RANK', '0') == '0' and get_world_size() == 1
+    for split in _different_splits(experiment, splits):
+        with experiment.in_scope():
+            sources = _checked_sources(experiment.datasets_of([split]), checked, every_image)
+            if split == 'train' and experiment.scope == 'mmseg' and sources:
+                with checked.taking_errors():
+                    checked.notes += check_losses(experiment, sources[0])
+            if is_asked and sources and split == 'train':
+                asker.take_training(sources)
+            elif is_asked and sources:
+                asker.ask(split, sources)
+        del sources  # before the next are read
+    checked.scores, checked.used = asker.scores, asker.used
+    if take_step and is_asked and not checked.errors:
+        with checked.taking_errors(), experiment.in_scope():
+            check_step(experiment, [found.samples for data, found in checked.found if data.split == 'train'])
+    checked.notes += notes_on_shared_files(checked.found)
+    checked.errors += [str(score) for score in checked.scores if score.is_error]
+    checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
+    checked.errors, checked.notes = list(dict.fromkeys(checked.errors)), list(dict.fromkeys(checked.notes))
+    return checked
+
+
+def _check_settings(experiment: Experiment, splits: Sequence[str], trained: Sequence[str]) -> list[str]:
+    """Return notes on settings; raise for those that are wrong, and for files and folders that do not exist."""
     check_channels(experiment)
     check_prediction(experiment)
     check_names(experiment, splits)
@@ -108,39 +144,16 @@ def check_data(
             'COCO_ROOT and ADE20K_ROOT for unchanged recipes, with the options of `swin-dense config` for your own '
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
-    checked = Checked(notes=notes)
-    asker = Asker(experiment, trained)
-    is_asked = os.environ.get('RANK', '0') == '0' and get_world_size() == 1
-    seen: set[str] = set()  # validation and test often have the same data
+    return notes
+
+
+def _different_splits(experiment: Experiment, splits: Sequence[str]) -> list[str]:
+    """Return the splits without those that have the data and the evaluator of an earlier one, as test often has."""
+    different: dict[str, str] = {}
     for split in (split for split in SPLITS if split in splits):
-        datasets = experiment.datasets_of([split])
-        key = str([dataset.entry for dataset in datasets]) + str(experiment.config.get(f'{split}_evaluator'))
-        if split == 'train' or key not in seen:
-            with experiment.in_scope():
-                sources = _checked_sources(datasets, checked, every_image)
-                if split == 'train' and experiment.scope == 'mmseg' and sources:
-                    try:
-                        checked.notes += check_losses(experiment, sources[0])
-                    except ValueError as error:
-                        checked.errors.append(str(error))
-                if is_asked and sources and split == 'train':
-                    asker.take_training(sources)
-                elif is_asked and sources:
-                    asker.ask(split, sources)
-            seen.add(key)
-            del sources  # before the next are read
-    checked.scores, checked.used = asker.scores, asker.used
-    if take_step and is_asked and not checked.errors:
-        try:
-            with experiment.in_scope():
-                check_step(experiment, [found.samples for data, found in checked.found if data.split == 'train'])
-        except ValueError as error:
-            checked.errors.append(str(error))
-    checked.notes += notes_on_shared_files(checked.found)
-    checked.errors += [str(score) for score in checked.scores if score.is_error]
-    checked.notes += [str(score) for score in checked.scores if not score.is_perfect and not score.is_error]
-    checked.errors, checked.notes = list(dict.fromkeys(checked.errors)), list(dict.fromkeys(checked.notes))
-    return checked
+        datasets = [dataset.entry for dataset in experiment.datasets_of([split])]
+        different.setdefault(str([datasets, experiment.config.get(f'{split}_evaluator')]), split)
+    return list(different.values())
 
 
 def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image: bool) -> list[Source]:
@@ -150,16 +163,14 @@ def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image:
     for dataset in datasets:
         source = None
         check = checks.get(dataset.experiment.scope or '')
-        try:
+        with checked.taking_errors():
             if check and not (dataset.experiment.is_detector and is_address(dataset.annotations)):
-                source = read_source(dataset)
-                checked.take(dataset, check(dataset, source, every_image))
-        except ValueError as error:
-            checked.errors.append(str(error))
-            source = None
+                read = read_source(dataset)
+                checked.take(dataset, check(dataset, read, every_image))
+                source = read
         sources.append(source)
-    read = [source for source in sources if source]
-    return read if len(read) == len(sources) else []
+    complete = [source for source in sources if source]
+    return complete if len(complete) == len(sources) else []
 
 
 def notes_on_shared_files(found: Sequence[tuple[DataSet, Found]]) -> list[str]:

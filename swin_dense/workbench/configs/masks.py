@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,14 @@ class PixelTrip:
         """The values in the files."""
         return {value for value, _ in self.pixels}
 
+    def values_of_labels(self, ignored: Collection[int]) -> dict[int, list[int]]:
+        """Return the values in the files that have each label, but for labels that are ignored."""
+        values: dict[int, list[int]] = {}
+        for value, label in sorted(self.pixels):
+            if label not in ignored:
+                values.setdefault(label, []).append(value)
+        return values
+
 
 @in_its_scope
 def check_masks(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
@@ -109,29 +117,16 @@ def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, ste
 
     Raise ValueError for values that are no class, and for masks of one class beside ignored pixels.
     """
-    experiment, folder = source.data.experiment, source.built.data_prefix['seg_map_path']
+    experiment = source.data.experiment
     count = experiment.class_count or len(source.data.classes) or _IGNORED
     no_class = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {_IGNORED}
-    listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
     ignored = {pair: pixels for pair, pixels in trip.pixels.items() if pair[1] in no_class}
-    kept = {pair: pixels for pair, pixels in trip.pixels.items() if pair not in ignored}
-    wrong = [pair for pair in kept if pair[1] >= count]
-    wrong += [pair for pair in ignored if pair[0] not in {*listed, _IGNORED}]
-    if wrong:
-        others = ','.join(map(str, sorted({value for value, _ in wrong})))
-        pixels = sum(trip.pixels[pair] for pair in wrong)
-        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
-        raise ValueError(
-            f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
-            f'to ignore others ({pixels} pixels of {trip.masks} masks), write the config with `swin-dense config ... '
-            f'--ignore {others}`; if classes have other values than their indices, with '
-            '`--mask-values`; otherwise name all classes, with `--classes`'
-        )
-    values_of: dict[int, list[int]] = {}
-    for value, label in sorted(kept):
-        values_of.setdefault(label, []).append(value)
+    listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
+    wrong = [pair for pair in trip.pixels if pair not in ignored and pair[1] >= count]
+    _check_values([*wrong, *(pair for pair in ignored if pair[0] not in {*listed, _IGNORED})], trip, count, mapped)
+    values_of = trip.values_of_labels(no_class)
     if len(values_of) <= 1 and _IGNORED in trip.stored and mapped is None:
-        given = ','.join(map(str, sorted(trip.stored)))
+        folder, given = source.built.data_prefix['seg_map_path'], ','.join(map(str, sorted(trip.stored)))
         raise ValueError(
             f'the {trip.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
             'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
@@ -143,13 +138,29 @@ def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, ste
         zero = ' (reduce_zero_label=True ignores 0)' if source.built.reduce_zero_label else ''
         given = ', '.join(map(str, sorted({value for value, _ in ignored})))
         notes.append(f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
-    notes += [f'the values {first_few(values)} are one class, {label}' for label, values in values_of.items()
-              if len(values) > 1]  # fmt: skip
+    for label, values in values_of.items():
+        if len(values) > 1:
+            notes.append(f'the values {first_few(values)} are one class, {label}')
     names = source.built.metainfo.get('classes') or range(count)
     rest = [name for index, name in enumerate(names) if index not in values_of]
     if rest:
         notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
     return notes
+
+
+def _check_values(wrong: Sequence[tuple[int, int]], trip: PixelTrip, count: int, mapped: Sequence[int] | None) -> None:
+    """Raise ValueError if there are pixels whose values are no class: pairs of a value and its label."""
+    if not wrong:
+        return
+    others = ','.join(map(str, sorted({value for value, _ in wrong})))
+    pixels = sum(trip.pixels[pair] for pair in wrong)
+    known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
+    raise ValueError(
+        f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
+        f'to ignore others ({pixels} pixels of {trip.masks} masks), write the config with `swin-dense config ... '
+        f'--ignore {others}`; if classes have other values than their indices, with '
+        '`--mask-values`; otherwise name all classes, with `--classes`'
+    )
 
 
 def labels_of_values(entry: Any) -> list[int] | None:

@@ -164,6 +164,26 @@ def read_source(data: DataSet) -> Source | None:
     if _reads_coco(built):
         content = read_coco(name, getattr(built, 'backend_args', None))
         check_numbers(name, content, needs_masks(data))
+    loaded, samples = _loaded(built, name, content)
+    numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
+    if content is not None:
+        stated = state_coco(name, content, built.data_prefix.get('img') or '')
+        # mmdet numbers the classes in the order of the file.
+        numbers = {stated.categories[key]: index for key, index in built.cat2label.items()}
+    elif loaded and all('xml_path' in sample for sample in loaded):
+        stated = state_voc(name, loaded, getattr(built, 'backend_args', None))
+    else:
+        stated = _state_yielded(name, loaded, {index: label for label, index in numbers.items()})
+    categories = len(content['categories']) if content is not None else 0
+    return Source(data, built, stated, loaded, samples, numbers, categories)
+
+
+def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
+    """Return the samples of a data set before and after its filters, with their paths in the form that all have here.
+
+    ``content`` is what its annotation file, ``name``, states in COCO's format. ValueError is raised if the framework
+    cannot read it.
+    """
     place = ['']
     parse = getattr(built, 'parse_data_info', None)
 
@@ -187,17 +207,7 @@ def read_source(data: DataSet) -> Source | None:
     for sample in (*loaded, *samples):
         if 'img_path' in sample:
             sample['img_path'] = _spelled(sample['img_path'])
-    numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
-    if content is not None:
-        stated = state_coco(name, content, built.data_prefix.get('img') or '')
-        # mmdet numbers the classes in the order of the file.
-        numbers = {stated.categories[key]: index for key, index in built.cat2label.items()}
-    elif loaded and all('xml_path' in sample for sample in loaded):
-        stated = state_voc(name, loaded, getattr(built, 'backend_args', None))
-    else:
-        stated = _state_yielded(name, loaded, {index: label for label, index in numbers.items()})
-    categories = len(content['categories']) if content is not None else 0
-    return Source(data, built, stated, loaded, samples, numbers, categories)
+    return loaded, samples
 
 
 def _lacking(content: Any, error: Exception) -> str:
