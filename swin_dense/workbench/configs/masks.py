@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,7 @@ def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, ste
         )
     notes = []
     if ignored:
-        share = 100 * sum(ignored.values()) / trip.pixels.total()
-        zero = ' (reduce_zero_label=True ignores 0)' if source.built.reduce_zero_label else ''
-        given = ', '.join(map(str, sorted({value for value, _ in ignored})))
-        notes.append(f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+        notes.append(_note_on_ignored(ignored, trip.pixels.total(), source.built.reduce_zero_label))
     for label, values in values_of.items():
         if len(values) > 1:
             notes.append(f'the values {first_few(values)} are one class, {label}')
@@ -146,6 +143,14 @@ def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, ste
     if rest:
         notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
     return notes
+
+
+def _note_on_ignored(ignored: Mapping[tuple[int, int], int], total: int, reduces_zero: bool) -> str:
+    """Return the share of ignored pixels, given by value and label, and their values."""
+    share = 100 * sum(ignored.values()) / total
+    zero = ' (reduce_zero_label=True ignores 0)' if reduces_zero else ''
+    given = ', '.join(map(str, sorted({value for value, _ in ignored})))
+    return f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}'
 
 
 def _check_values(wrong: Sequence[tuple[int, int]], trip: PixelTrip, count: int, mapped: Sequence[int] | None) -> None:
