@@ -35,6 +35,7 @@ from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 _IGNORED = 255
+_MANY_VALUES = 32  # that are no class: more than annotators add by mistake
 
 
 @dataclass
@@ -157,14 +158,21 @@ def _check_values(wrong: Sequence[tuple[int, int]], trip: PixelTrip, count: int,
     """Raise ValueError if there are pixels whose values are no class: pairs of a value and its label."""
     if not wrong:
         return
-    others = ','.join(map(str, sorted({value for value, _ in wrong})))
+    values = sorted({value for value, _ in wrong})
     pixels = sum(trip.pixels[pair] for pair in wrong)
     known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
-    raise ValueError(
-        f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
+    cure = (
         f'to ignore others ({pixels} pixels of {trip.masks} masks), write the config with `swin-dense config ... '
-        f'--ignore {others}`; if classes have other values than their indices, with '
+        f'--ignore {",".join(map(str, values))}`; if classes have other values than their indices, with '
         '`--mask-values`; otherwise name all classes, with `--classes`'
+    )
+    if len(values) >= _MANY_VALUES:
+        cure = (
+            f'{pixels} pixels of {trip.masks} masks have {len(values)} such values, as JPEG or an interpolation leaves '
+            'them between classes; write masks as .png, and resize them by nearest neighbor'
+        )
+    raise ValueError(
+        f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; {cure}'
     )
 
 

@@ -3,6 +3,7 @@
 The data are in the layouts, and with the oddities, of the tools that people annotate with.
 """
 
+import io
 import json
 import math
 import re
@@ -381,6 +382,21 @@ def test_values_that_are_no_class_are_refused_though_they_are_small_numbers(road
         if step['type'] == 'IgnoreMaskValues':
             config.train_dataloader.dataset.pipeline.remove(step)
     assert mask_values(config) == [0, 1, 255]
+
+
+def test_masks_of_a_lossy_format_are_said_to_be_so(roads):
+    """No list of two hundred values to ignore."""
+
+    def through_jpeg(mask):
+        stored = io.BytesIO()
+        noise = np.random.default_rng(0).integers(0, 2, mask.shape)
+        Image.fromarray((255 * noise).astype(np.uint8)).save(stored, 'JPEG', quality=50)
+        return Image.open(stored)
+
+    store(roads, through_jpeg)
+    said = roads.refused('--mask-values', '0,255')
+    assert re.search(r'the values 0, 255; \d+ pixels of 4 masks have \d+ such values, as JPEG', said)
+    assert '--ignore' not in said
 
 
 def test_masks_that_are_numbered_differently_are_said(roads):
