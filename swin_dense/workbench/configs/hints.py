@@ -87,6 +87,14 @@ LEFT_OUT: dict[str, Callable[[StatedObject, Any], bool]] = {
     'narrower than a pixel': lambda one, _: min(one.box[2] - one.box[0], one.box[3] - one.box[1]) < 1,
 }
 IGNORED = {"marked 'iscrowd'": 'iscrowd', "marked 'difficult'": 'difficult'}
+# What to do where a framework leaves out all objects, by the most common reason.
+BOXES_IN_PIXELS = 'write x, y, width and height in pixels, not as shares of the image'
+CURES = {
+    'with an area of 0 or less': 'write the area; width times height is enough',
+    "marked 'iscrowd'": 'write an iscrowd of 0 for single objects (CVAT marks masks that are painted as iscrowd)',
+    "marked 'ignore'": "remove 'ignore' from objects to train on",
+    "marked 'difficult'": "write a 'difficult' of 0 for objects to train on",
+}
 
 
 class Filter(NamedTuple):

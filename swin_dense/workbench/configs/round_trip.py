@@ -158,10 +158,9 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     why = ', '.join(f'{len(ones)} {reason}' for reason, ones in reasons.items())
     left_out = len(trip.lost) + len(trip.ignored)
     if not trip.boxes:
-        raise ValueError(
-            f'{name}: mmdet would leave out all {trip.of_classes} boxes of the classes: {why}; write x, y, width and '
-            'height in pixels, not as shares of the image (CVAT marks masks that are painted as iscrowd)'
-        )
+        most_common = max(reasons, key=lambda reason: len(reasons[reason]), default=hints.UNKNOWN)
+        cure = hints.CURES.get(most_common, hints.BOXES_IN_PIXELS)
+        raise ValueError(f'{name}: mmdet would leave out all {trip.of_classes} boxes of the classes: {why}; {cure}')
     unknown = reasons.get(hints.UNKNOWN)
     if unknown and type(source.built).__module__.startswith('mmdet.'):
         which = f'{len(unknown)} of {trip.of_classes} objects, such as {shown(unknown[0].entry)}'

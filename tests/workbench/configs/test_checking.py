@@ -126,7 +126,8 @@ WRONG = {
     'a box of three numbers': (first(bbox=[1, 2, 3]), r"'bbox': \[1, 2, 3\].*bbox must be"),
     'boxes in 0 to 1': (each(normalised), 'leave out all 4 boxes.*not as shares of the image'),
     'corners': (each(corners), r'4 of 4 boxes reach beyond .*none does as \(x1, y1, x2, y2\)'),
-    'all crowds': (each(lambda one: one.update(iscrowd=1)), "4 marked 'iscrowd'.*CVAT"),
+    'areas of 0': (each(lambda one: one.update(area=0)), 'leave out all 4 boxes.*write the area; width times height'),
+    'all crowds': (each(lambda one: one.update(iscrowd=1)), "4 marked 'iscrowd'; write an iscrowd of 0.*CVAT"),
     'sizes exchanged': (
         image(3, width=64, height=48),
         r'3\.jpg is stated as 64 x 48 pixels, but is read as 64 x 64',
