@@ -198,6 +198,18 @@ def two_sets(data, evaluator):
     data.config.val_evaluator = evaluator(metrics)
 
 
+def last_ones_wrong(data):
+    """A metric that reads the file of the first set alone, whose answers have all been matched before the others."""
+    for annotations in (data.train, data.val):
+        annotations.update(images=annotations['images'][:1], annotations=annotations['annotations'][:1])
+    second = content(1, 1)
+    second['annotations'][0]['bbox'] = [300, 300, 60, 60]
+    one = data.data('val')
+    data.write('second/second.json', second)
+    sets = [one, {**one, 'ann_file': 'second/second.json', 'data_prefix': {'img': 'second'}}]
+    data.config.val_dataloader.dataset = ConfigDict(type='ConcatDataset', datasets=sets)
+
+
 def several(metrics):
     return ConfigDict(type='MultiDatasetsEvaluator', dataset_prefixes=['A', 'B'], metrics=metrics)
 
@@ -433,6 +445,12 @@ DAMAGED = {
         True,
         None,
         'because 7 images have 4 ids .*MultiDatasetsEvaluator',
+    ),
+    'two sets, one metric, wrong answers last': (
+        coco(last_ones_wrong),
+        True,
+        None,
+        'because 2 images have 1 ids .*MultiDatasetsEvaluator',
     ),
     'two sets, metrics exchanged': (coco(lambda data: two_sets(data, lambda own: several(own[::-1]))), True, None, ''),
     'images left out by size': (coco(left_out), True, None, 'misses 2 of images that the data set leaves out'),
