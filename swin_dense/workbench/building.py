@@ -16,6 +16,19 @@ BOX_REGIONS = 1000
 MASK_REGIONS = 100
 
 
+def model_entry(config: Any) -> Any:
+    """Return a copy of the model's entry in a config, which building may modify, as mmengine's runner builds it.
+
+    That is the model inside the one of test-time augmentation, completed with a ``data_preprocessor`` that the config
+    states outside of its model, and without ``pretrained``, the address of weights.
+    """
+    entry = copy.deepcopy(config.model.get('module') or config.model)
+    entry.pop('pretrained', None)
+    if config.get('data_preprocessor'):
+        entry.setdefault('data_preprocessor', copy.deepcopy(config.data_preprocessor))
+    return entry
+
+
 def build_on_meta(config: Any) -> nn.Module:
     """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode."""
     if not isinstance(config.get('model'), dict):

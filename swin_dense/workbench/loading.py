@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from swin_dense.checkpoint.load import allow_partial_loading, read_checkpoint
 from swin_dense.utils import private
 from swin_dense.utils.checks import first_few
 from swin_dense.utils.errors import CheckpointError
+from swin_dense.workbench.building import model_entry
 
 _logger = logging.getLogger(__package__)
 # A line in the error of torch.nn.Module.load_state_dict, which names the parameter.
@@ -35,13 +35,8 @@ def build_whole(config: Config, checkpoint: str, allow_partial: bool = False) ->
     """
     content, described = read_checkpoint(checkpoint)
     init_default_scope(config.get('default_scope', 'mmengine'))
-    # The model inside that of test-time augmentation; a copy, because some models modify their config.
-    options = copy.deepcopy(config.model.get('module') or config.model)
-    options.pop('pretrained', None)
-    if config.get('data_preprocessor'):  # mmengine's runner completes the model with it, too
-        options.setdefault('data_preprocessor', copy.deepcopy(config.data_preprocessor))
     try:
-        model = MODELS.build(options)
+        model = MODELS.build(model_entry(config))
     except Exception as error:  # the frameworks raise exceptions of any type
         reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
         raise ValueError(f'the model of the config cannot be built ({reason})') from error

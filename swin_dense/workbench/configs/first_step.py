@@ -18,6 +18,7 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from torch import nn
 
+from swin_dense.workbench.building import model_entry
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import Experiment, dicts
 from swin_dense.workbench.configs.quietly import random_state_kept, silent
@@ -48,19 +49,18 @@ def check_step(experiment: Experiment, samples: Sequence[Sequence[Any]]) -> None
     with random_state_kept(), silent():
         torch.manual_seed(0)
         try:
-            model = _built(experiment.model)
+            model = _built(model_entry(experiment.config))
         except (OSError, ImportError):  # a part that must be downloaded or installed: mmengine's Runner tells
             return
         except Exception as error:  # of any model
             raise ValueError(f'the model cannot be built: {hints.described(error)}') from error
         if not chosen or _seconds(model, chosen) > _SECONDS:
             return
-        collate = {key: loader[key] for key in ('collate_fn',) if key in loader}
         in_order = {'type': 'DefaultSampler', 'shuffle': False}
-        batch = next(
-            iter(Runner.build_dataloader({'dataset': chosen, 'sampler': in_order, 'batch_size': len(chosen), **collate}
-                                         | {'num_workers': 0}))
-        )  # fmt: skip
+        options = {'dataset': chosen, 'sampler': in_order, 'batch_size': len(chosen), 'num_workers': 0}
+        if 'collate_fn' in loader:
+            options['collate_fn'] = loader['collate_fn']
+        batch = next(iter(Runner.build_dataloader(options)))
         problem = _step(model, batch, experiment.model)
     if problem:
         images = f'{len(chosen)} image{"s" * (len(chosen) > 1)}'
@@ -74,8 +74,7 @@ def _chosen(samples: Sequence[Sequence[Any]], count: int) -> list[Any]:
 
 
 def _built(entry: Any) -> Any:
-    """Return the model of a config to train on a CPU, initialised by the framework without files of weights."""
-    entry = copy.deepcopy(entry)
+    """Return a model to train on a CPU, initialised by the framework without files of weights."""
     for part in dicts(entry):
         if 'Pretrained' in str(part.get('init_cfg')):
             part.pop('init_cfg')

@@ -100,6 +100,13 @@ def test_what_would_end_the_training_is_one_error(request, data, table):
             raise ValueError(error_of(changed) or f'{name}: no error')
 
 
+@pytest.mark.parametrize('data', ['fruit', 'roads'])
+def test_a_preprocessor_outside_of_the_model_completes_it_as_in_mmengines_runner(request, data):
+    config = request.getfixturevalue(data).write()
+    config.data_preprocessor = config.model.pop('data_preprocessor')
+    assert error_of(config) == ''
+
+
 def test_a_step_that_takes_long_is_not_taken(roads, monkeypatch):
     config = roads.write()
     change, _ = OF_SEGMENTORS['weights of classes']
