@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-IGNORED = 255  # losses and metrics of mmseg ignore this label
+IGNORED_LABEL = 255  # losses and metrics of mmseg ignore this label
 
 
 class MapMaskValues:
@@ -29,7 +29,7 @@ class MapMaskValues:
         return results
 
     def _labels(self) -> dict[int, int]:
-        labels = dict.fromkeys(range(len(self.values)), IGNORED)
+        labels = dict.fromkeys(range(len(self.values)), IGNORED_LABEL)
         labels.update({value: index for index, value in enumerate(self.values)})
         return labels
 
@@ -41,4 +41,4 @@ class IgnoreMaskValues(MapMaskValues):
     """Map mask values that are no class to 255, which losses and metrics ignore, as :class:`MapMaskValues` does."""
 
     def _labels(self) -> dict[int, int]:
-        return dict.fromkeys(self.values, IGNORED)
+        return dict.fromkeys(self.values, IGNORED_LABEL)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swin_dense.mm.mask_values import IGNORED_LABEL
+
 if TYPE_CHECKING:
     from swin_dense.workbench.configs.stated import StatedFile, StatedObject
 
 UNKNOWN = 'for a reason that is not known'
 _COPY = 'as the copy that `swin-dense config` writes'
-_IGNORED = 255  # by mmseg's heads and metrics, if nothing else is set
 _SHARE_OF_FEW = 0.05  # of the objects: more that are stated twice are no slip
 # The start of an exception of mmdet, mmseg or pycocotools, and what to do.
 HINTS_ON_READING = {
@@ -281,7 +282,7 @@ EXPLANATIONS = [  # the first that holds
     ),
     Explanation(
         'of the value 255, which the metric does not ignore',
-        lambda case: case.pixel_classes is not None and case.pixel_classes[0] == _IGNORED,
+        lambda case: case.pixel_classes is not None and case.pixel_classes[0] == IGNORED_LABEL,
         '--set {split}_evaluator.ignore_index=255',
     ),
     Explanation(

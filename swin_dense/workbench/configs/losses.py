@@ -11,6 +11,7 @@ import torch
 from mmengine.dataset import Compose
 from mmengine.registry import MODELS
 
+from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.images import sample_evenly
@@ -19,7 +20,6 @@ from swin_dense.workbench.configs.samples import loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _HEADS = ('decode_head', 'auxiliary_head')
-_IGNORED = 255
 _SIDE = 8  # pixels of the stand-in
 _LOOKED_AT = 20  # masks, for ignored pixels
 _LEAST = 1e-6  # share of a gradient
@@ -39,9 +39,9 @@ def check_losses(experiment: Experiment, source: Source) -> list[str]:
         share = _share_of_ignored(address, head, loss)
         if share > _LEAST and _has_ignored(source):
             notes.append(
-                f'{address} ({loss.get("type")}) does not ignore pixels of {_IGNORED}: of a stand-in, half of whose '
-                f'pixels are ignored, they get {100 * share:.2g} % of the gradient; give them a class, or take another '
-                'loss'
+                f'{address} ({loss.get("type")}) does not ignore pixels of {IGNORED_LABEL}: of a stand-in, half of '
+                f'whose pixels are ignored, they get {100 * share:.2g} % of the gradient; give them a class, or take '
+                'another loss'
             )
     return notes
 
@@ -64,7 +64,7 @@ def _share_of_ignored(address: str, head: Any, entry: Any) -> float:
     if not isinstance(count, int):
         return 0.0
     channels = head.get('out_channels') or count
-    ignored = head.get('ignore_index', _IGNORED)
+    ignored = head.get('ignore_index', IGNORED_LABEL)
     with random_state_kept(), torch.enable_grad(), quiet():
         torch.manual_seed(0)
         logits = torch.randn(2, channels, _SIDE, _SIDE, requires_grad=True)
@@ -89,4 +89,4 @@ def _has_ignored(source: Source) -> bool:
     """Return whether some of the masks looked at have ignored pixels."""
     pipeline = Compose([copy.deepcopy(dict(step)) for step in loading_steps(source.data)])
     masks = (pipeline(copy.deepcopy(one)) for one in sample_evenly(source.samples, _LOOKED_AT, every_image=False))
-    return any(np.isin(_IGNORED, results.get('gt_seg_map', 0)) for results in masks)
+    return any(np.isin(IGNORED_LABEL, results.get('gt_seg_map', 0)) for results in masks)

@@ -18,6 +18,7 @@ from mmengine.dataset import Compose
 from mmengine.registry import DATASETS
 from PIL import Image
 
+from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope, is_local, mapped_values
@@ -34,7 +35,6 @@ from swin_dense.workbench.configs.samples import load_samples, loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
-_IGNORED = 255
 _MANY_VALUES = 32  # that are no class: more than annotators add by mistake
 
 
@@ -119,14 +119,14 @@ def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, ste
     Raise ValueError for values that are no class, and for masks of one class beside ignored pixels.
     """
     experiment = source.data.experiment
-    count = experiment.class_count or len(source.data.classes) or _IGNORED
-    no_class = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {_IGNORED}
+    count = experiment.class_count or len(source.data.classes) or IGNORED_LABEL
+    no_class = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {IGNORED_LABEL}
     ignored = {pair: pixels for pair, pixels in trip.pixels.items() if pair[1] in no_class}
     listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
     wrong = [pair for pair in trip.pixels if pair not in ignored and pair[1] >= count]
-    _check_values([*wrong, *(pair for pair in ignored if pair[0] not in {*listed, _IGNORED})], trip, count, mapped)
+    _check_values([*wrong, *(pair for pair in ignored if pair[0] not in {*listed, IGNORED_LABEL})], trip, count, mapped)
     values_of = trip.values_of_labels(no_class)
-    if len(values_of) <= 1 and _IGNORED in trip.stored and mapped is None:
+    if len(values_of) <= 1 and IGNORED_LABEL in trip.stored and mapped is None:
         folder, given = source.built.data_prefix['seg_map_path'], ','.join(map(str, sorted(trip.stored)))
         raise ValueError(
             f'the {trip.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '

@@ -22,6 +22,7 @@ from mmengine.dataset import Compose
 from mmengine.structures import InstanceData, PixelData
 from pycocotools import mask as mask_tools
 
+from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
 from swin_dense.workbench.configs.missed import add_missed, explain
@@ -40,7 +41,6 @@ from swin_dense.workbench.configs.samples import loading_steps
 from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, shown
 
 _SCORE = 0.9  # of each answer
-_IGNORED = 255  # the number of classes of a model that does not say it
 _MOST_PAIRS = 200  # of a label and an answer that the evaluators of pixels are asked about one by one
 
 
@@ -251,7 +251,7 @@ def _ask_about_pixels(question: Question, score: PerfectScore) -> None:
     taught = Compose([copy.deepcopy(dict(step)) for step in loading_steps(question.train.data)])
     given = question.train.samples[0] if question.train.samples else {}
     settings = {key: given[key] for key in ('reduce_zero_label', 'label_map', 'seg_fields') if key in given}
-    classes = question.experiment.class_count or _IGNORED
+    classes = question.experiment.class_count or IGNORED_LABEL  # a model that does not state it has any label
     pairs: Counter[tuple[int, int]] = Counter()  # pixels by their label, and as the training data would have them
     example = None
 

@@ -21,7 +21,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from swin_dense.workbench.configs.entries import walk
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.hints import described
-from swin_dense.workbench.configs.stated import quiet
+from swin_dense.workbench.configs.quietly import quiet
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}
 # Schedules that follow from their options, without the ending LR or Momentum of their names.
