@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
-import importlib.metadata
 import os
 import platform
 import re
@@ -62,11 +60,11 @@ def describe(device: str, packages: Sequence[str]) -> dict[str, Any]:
     import torch
 
     import swin_dense
+    from swin_dense.utils.packages import versions_of
 
     versions = {'python': platform.python_version()}
     for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+        versions |= versions_of(package)
     kind = kind_of(processor())
     on_gpu = device == 'cuda' and torch.cuda.is_available()
     return {

@@ -124,9 +124,11 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
 
 def replace_run(path: Path, run: dict[str, Any]) -> None:
     """Add a run to the file of results, in place of an earlier one of the same dataset, size, seed and backbone."""
+    from swin_dense.utils.atomic import write_text
+
     runs = [other for other in read_runs(path) if key_of(other) != key_of(run)] + [run]
     lines = ',\n'.join(json.dumps(one) for one in sorted(runs, key=key_of))
-    path.write_text(f'{{"runs": [\n{lines}\n]}}\n')
+    write_text(path, f'{{"runs": [\n{lines}\n]}}\n')
 
 
 def key_of(run: dict[str, Any]) -> tuple:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from markdown_table import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 # These sections are in the navigation alone, because one page of another section leads to their pages.
@@ -67,8 +68,8 @@ def index_table() -> str:
     """Return the sections of docs/README.md, each with its table."""
     blocks = []
     for name, pages in sections():
-        rows = [f'| {page.purpose} | [{page.title}]({_link(page.path)}) |' for page in pages]
-        blocks.append('\n'.join([f'## {name}', '', '| task | page |', '| --- | --- |', *rows]) + '\n')
+        rows = [(page.purpose, f'[{page.title}]({_link(page.path)})') for page in pages]
+        blocks.append(f'## {name}\n\n{markdown_table(["task", "page"], rows)}')
     return '\n'.join(blocks)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from markdown_table import markdown_table
+
 RESULTS = Path(__file__).resolve().parent.parent / 'benchmarks' / 'results' / 'real_data.json'
 ORIGINAL, CONTROL, OURS = BACKBONES = ('SwinTransformer', 'control', 'SwinDense')
 # Data set -> the model and the data, in English and in Chinese, and the scores to show; the README shows the last.
@@ -54,9 +56,9 @@ def photographs_table() -> str:
         for backbone, other in zip(BACKBONES[1:], values[1:], strict=True):
             pairs = {seed: value - values[0][seed] for seed, value in other.items()}
             differences.append([f'{title}, {name}', backbone, _by_seed(pairs, '+.3f'), _mean_and_error(pairs.values())])
-    table = _table(['model, data', 'score', *BACKBONES], rows)
+    table = markdown_table(['model, data', 'score', *BACKBONES], rows)
     titles = ['difference from SwinTransformer', 'of', 'for each seed', 'mean, and its standard error']
-    return f'{_facts(runs)}\n\n{table}\n{_table(titles, differences)}'
+    return f'{_facts(runs)}\n\n{table}\n{markdown_table(titles, differences)}'
 
 
 def medium_table() -> str:
@@ -68,19 +70,19 @@ def medium_table() -> str:
         how = f'{title}, {run["backbone"]}, {run["settings"]["epochs"]} epochs, {minutes:.0f} min of one thread'
         for name, path in metrics.items():
             rows.append([how, name, *(f'{_score(run, source, path):.3f}' for source in ('framework', 'file'))])
-    return _table(['model, data', 'score', 'framework', 'file'], rows)
+    return markdown_table(['model, data', 'score', 'framework', 'file'], rows)
 
 
 def trained_table() -> str:
     """Return the table of the README."""
     titles = ['trained on public photographs', '`SwinTransformer`', 'control', '`SwinDense`']
-    return _table(titles, _last_scores(0, ' to ', ', '))
+    return markdown_table(titles, _last_scores(0, ' to ', ', '))
 
 
 def chinese_trained_table() -> str:
     """Return the same table in Chinese."""
     titles = ['在公开照片上训练', '`SwinTransformer`', '对照', '`SwinDense`']
-    return _table(titles, _last_scores(1, ' 至 ', '，'))
+    return markdown_table(titles, _last_scores(1, ' 至 ', '，'))
 
 
 def _runs(size: str) -> list[dict[str, Any]]:
@@ -156,8 +158,3 @@ def _mean_and_error(values: Collection[float]) -> str:
     if len(values) < 2:
         return ''
     return f'{statistics.fmean(values):+.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}'
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [titles, ['---'] * len(titles), *rows]
-    return ''.join('| ' + ' | '.join(cells) + ' |\n' for cells in lines)

@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / 'benchmarks'))
 
 import originals  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
+from markdown_table import markdown_table  # noqa: E402
 from measurements import RESULTS, Measurement, read  # noqa: E402
 from page_list import decisions_list, index_table, llms_list  # noqa: E402
 from photographs_table import chinese_trained_table, medium_table, photographs_table, trained_table  # noqa: E402
@@ -55,10 +56,8 @@ def replace_block(text: str, name: str, block: str) -> str:
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table in Markdown, with a line of titles."""
-    lines = [titles, ['---'] * len(titles), *rows]
-    table = ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
-    return table.replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
+    """Return a table with the names of sizes and processors as pages write them."""
+    return markdown_table(titles, rows).replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
 
 
 def same(*names: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from markdown_table import markdown_table
 from mmengine.config import Config
 from update_readme import replace_block
 
@@ -233,9 +234,7 @@ def _pretraining(config: Config) -> str:
 def markdown(recipes: list[Recipe]) -> str:
     """Return the table for the README of a folder."""
     columns = _framework_columns() if recipes and '::' in str(recipes[0].config) else _columns(recipes)
-    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
-    lines += ('| ' + ' | '.join(cell(recipe) for cell in columns.values()) + ' |' for recipe in recipes)
-    return '\n'.join(lines) + '\n'
+    return markdown_table(list(columns), ([cell(recipe) for cell in columns.values()] for recipe in recipes))
 
 
 _Columns = dict[str, Callable[[Recipe], str]]
