@@ -31,7 +31,7 @@ from swin_dense.workbench.configs.images import (
     sample_evenly,
 )
 from swin_dense.workbench.configs.quietly import quiet
-from swin_dense.workbench.configs.samples import load_samples, loading_steps
+from swin_dense.workbench.configs.samples import load_sample, load_samples, loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
@@ -103,7 +103,7 @@ def check_masks(data: DataSet, source: Source | None, every_image: bool = False)
             advice = 'a mask must have the size of its image'
             read = f'its image {image} is read'
             raise ValueError(other_size(f'the mask {path} has', stored.shape[::-1], read, images[image], advice))
-        trip.add(path, stored, label(copy.deepcopy(sample))['gt_seg_map'])
+        trip.add(path, stored, load_sample(source, sample, label)['gt_seg_map'])
     notes = [f'{len(source.loaded)} masks, one for each image; read the values of {trip.masks}', *notes]
     notes += _notes_on(trip, source, mapped_values(steps), steps)
     used = len(source.samples)

@@ -37,12 +37,13 @@ def load_samples(source: Source) -> list[Any]:
     with random_state_kept():
         with quiet():
             pipeline = Compose([copy.deepcopy(dict(step)) for step in source.data.pipeline])
-        loaded = [_load(source, sample, pipeline) for sample in sample_evenly(source.samples, _LOADED, False)]
+        loaded = [load_sample(source, sample, pipeline) for sample in sample_evenly(source.samples, _LOADED, False)]
         around = _mixing_dataset(source)
         return _mixed(source, around, pipeline) if around else [one for one in loaded if one is not None]
 
 
-def _load(source: Source, sample: Any, pipeline: Any) -> Any:
+def load_sample(source: Source, sample: Any, pipeline: Compose) -> Any:
+    """Return a sample as a pipeline loads it, or None; ValueError names the step that fails, and the image."""
     results = copy.deepcopy(sample)
     for step in pipeline.transforms:
         try:

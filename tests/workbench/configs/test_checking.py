@@ -400,6 +400,15 @@ def test_masks_of_a_lossy_format_are_said_to_be_so(roads):
     assert '--ignore' not in said
 
 
+def test_a_step_that_fails_for_masks_is_one_error(roads):
+    """mmseg's LoadAnnotations must have the same reduce_zero_label as its data set."""
+    config = roads.write()
+    config.train_dataloader.dataset.reduce_zero_label = True
+    message = r'\.png cannot be loaded: LoadAnnotations of train_dataloader.dataset.pipeline fails \(AssertionError'
+    with pytest.raises(ValueError, match=message):
+        check_data(config, SPLITS)
+
+
 def test_masks_that_are_numbered_differently_are_said(roads):
     """As in a config whose training data were replaced, but whose validation data are still those of ADE20K."""
     store(roads, lambda mask: Image.fromarray(np.where(mask == 255, 2, mask).astype(np.uint8)))
