@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -27,8 +26,7 @@ def register_with_mmengine() -> None:
     try:
         import_module('swin_dense.mm')
     except Exception as error:  # a broken mmengine can raise any error
-        with suppress(Exception):
-            _register_reason(error)
+        _register_reason(error)
 
 
 def _register_reason(reason: Exception) -> None:
@@ -36,17 +34,21 @@ def _register_reason(reason: Exception) -> None:
 
     A registry of the scope swin_dense has them, too: mmengine hides the error of an import for 'swin_dense.SwinDense'.
     """
-    registry = import_module('mmengine.registry')
-    own = registry.Registry('model', parent=registry.MODELS, scope='swin_dense')
+    try:
+        registry = import_module('mmengine.registry')
+    except Exception:  # as above; then no config can name a class
+        return
+    models = registry.MODELS
+    own = models.children.get('swin_dense') or registry.Registry('model', parent=models, scope='swin_dense')
     for name in _NAMES:
-        for models in (registry.MODELS, own):
-            if name not in models.module_dict:
-                models.register_module(name=name, module=_raising(_import_error(name, reason)))
+        for scope in (models, own):
+            if name not in scope.module_dict:
+                scope.register_module(name=name, module=_raising(name, reason))
 
 
-def _raising(error: ImportError) -> Any:
+def _raising(name: str, reason: Exception) -> Any:
     def build(*_: Any, **__: Any) -> None:
-        raise error
+        raise _import_error(name, reason) from reason
 
     return build
 
@@ -78,7 +80,8 @@ def check_mmengine(name: str) -> None:
     """Raise ImportError, with a fix, if mmengine is missing, or the class of a public name cannot be imported."""
     if find_spec('mmengine') is None:
         raise ImportError(
-            f'{name} needs mmengine: pip install mmengine; {_core(name)} is the same model without mmengine'
+            f'{name} needs mmengine: pip install mmengine; {_name_without_mmengine(name)} is the same model without '
+            'mmengine'
         )
     try:
         import_module('swin_dense.mm')
@@ -87,14 +90,12 @@ def check_mmengine(name: str) -> None:
 
 
 def _import_error(name: str, reason: Exception) -> ImportError:
-    error = ImportError(
+    return ImportError(
         f'{name} needs mmengine, which is installed but cannot be used ({type(reason).__name__}: {reason}); run '
         '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
-        f'{_core(name)} is the same model without mmengine'
+        f'{_name_without_mmengine(name)} is the same model without mmengine'
     )
-    error.__cause__ = reason
-    return error
 
 
-def _core(name: str) -> str:
+def _name_without_mmengine(name: str) -> str:
     return 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'

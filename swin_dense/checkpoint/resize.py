@@ -10,9 +10,10 @@ from torch import Tensor
 from swin_dense.ops.layout import resize_position
 from swin_dense.ops.windows import Size
 
-# Beyond these, a coordinate buffer is damaged. The outermost coordinate is 1.06 if the window is that of the training.
-_LARGEST_COORDINATE = 100
-_LARGEST_WINDOW = 1 << 16
+# Outside of these, a coordinate buffer is damaged. The outermost coordinate is 1.06 if the window is that of the
+# training.
+_SMALLEST_COORDINATE, _LARGEST_COORDINATE = 1e-5, 100
+_TRAINED_SIDES = range(2, 1 << 16)
 
 
 def window_of_index(index: Tensor, length: int) -> Size | None:
@@ -36,15 +37,24 @@ def windows_of_coordinates(coordinates: Tensor) -> tuple[Size | None, Size | Non
     if coordinates.ndim != 4 or coordinates.shape[3] != 2:
         return None, None
     height, width = ((rows + 1) // 2 for rows in coordinates.shape[1:3])
-    trained = []
-    for axis, side in enumerate((height, width)):
-        outermost = coordinates[..., axis].double().abs().max().item()
-        scaled = math.expm1(outermost * math.log(8)) if 0 < outermost < _LARGEST_COORDINATE else 0
-        trained_side = 1 + 8 * (side - 1) / scaled if scaled else 0
-        if not 1.5 < trained_side < _LARGEST_WINDOW:
-            return (height, width), None
-        trained.append(round(trained_side))
-    return (height, width), (trained[0], trained[1])
+    trained_height = _trained_side(coordinates[..., 0], height)
+    trained_width = _trained_side(coordinates[..., 1], width)
+    if trained_height is None or trained_width is None:
+        return (height, width), None
+    return (height, width), (trained_height, trained_width)
+
+
+def _trained_side(coordinates: Tensor, side: int) -> int | None:
+    """Return the side of the window of the training, from coordinates of V2 along that side; None if they are damaged.
+
+    The outermost of them is log2(1 + 8 r) / log2(8), where r = (side - 1) / (trained side - 1).
+    """
+    outermost = coordinates.double().abs().max().item()
+    if not _SMALLEST_COORDINATE < outermost < _LARGEST_COORDINATE:
+        return None
+    ratio = math.expm1(outermost * math.log(8)) / 8
+    trained = round(1 + (side - 1) / ratio)
+    return trained if trained in _TRAINED_SIDES else None
 
 
 def offsets(window: Size) -> Size:

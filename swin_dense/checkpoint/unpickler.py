@@ -235,7 +235,11 @@ ALLOWED: dict[str, Any] = {
 }
 
 
-class Unpickler(PythonUnpickler or object):  # type: ignore[misc]
+# Without Python's unpickler, `read_pickle` does not use the class.
+_Base: Any = PythonUnpickler or object
+
+
+class Unpickler(_Base):
     """The unpickler that is written in Python, whose steps can be replaced.
 
     It resolves the names of ``ALLOWED`` only, and changes objects of known types only. The ``read`` of a file never
@@ -340,24 +344,25 @@ class Unpickler(PythonUnpickler or object):  # type: ignore[misc]
         (length,) = struct.unpack('<Q', self.read(8))
         self.append(bytearray(self.read(length)))
 
-    dispatch = {  # noqa: RUF012  as in the base class
-        **getattr(PythonUnpickler, 'dispatch', {}),
-        pickle.REDUCE[0]: _load_reduce,
-        pickle.NEWOBJ[0]: _load_reduce,
-        pickle.NEWOBJ_EX[0]: _load_newobj_ex,
-        pickle.BUILD[0]: _load_build,
-        pickle.APPEND[0]: lambda self: self._extend([self.stack.pop()]),
-        pickle.APPENDS[0]: lambda self: self._extend(self.pop_mark()),
-        pickle.ADDITEMS[0]: lambda self: self._extend(self.pop_mark()),
-        pickle.SETITEM[0]: _load_setitem,
-        pickle.SETITEMS[0]: lambda self: self._set_items(self.pop_mark()),
-        pickle.DICT[0]: _load_dict,
-        pickle.FROZENSET[0]: _load_frozenset,
-        pickle.BYTEARRAY8[0]: _load_bytearray8,
-    }
-    # Objects of other programs in this process, and memory beside the file.
-    for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER):
-        dispatch.pop(_code[0], None)
+    if PythonUnpickler is not None:
+        dispatch = {
+            **PythonUnpickler.dispatch,
+            pickle.REDUCE[0]: _load_reduce,
+            pickle.NEWOBJ[0]: _load_reduce,
+            pickle.NEWOBJ_EX[0]: _load_newobj_ex,
+            pickle.BUILD[0]: _load_build,
+            pickle.APPEND[0]: lambda self: self._extend([self.stack.pop()]),
+            pickle.APPENDS[0]: lambda self: self._extend(self.pop_mark()),
+            pickle.ADDITEMS[0]: lambda self: self._extend(self.pop_mark()),
+            pickle.SETITEM[0]: _load_setitem,
+            pickle.SETITEMS[0]: lambda self: self._set_items(self.pop_mark()),
+            pickle.DICT[0]: _load_dict,
+            pickle.FROZENSET[0]: _load_frozenset,
+            pickle.BYTEARRAY8[0]: _load_bytearray8,
+        }
+        # Objects of other programs in this process, and memory beside the file.
+        for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER):
+            del dispatch[_code[0]]
 
 
 def _key(value: Any) -> Any:
@@ -378,8 +383,10 @@ def read_pickle(path: Path, trust: bool = False) -> Any:
         is_plain = start[:1] == pickle.PROTO and _MAGIC not in start
         if trust and is_plain:
             return pickle.load(file, encoding='latin1')
-        if trust or PythonUnpickler is None:
-            return torch.load(file, map_location='cpu', weights_only=not trust)
+        if trust:
+            return torch.load(file, map_location='cpu', weights_only=False)
+        if PythonUnpickler is None:
+            return torch.load(file, map_location='cpu', weights_only=True)
         if start.startswith(_ZIP):
             return _read_zip(file, path.stat().st_size)
         # Unlike that of a file, the ``read`` of a map allocates no more than there is.

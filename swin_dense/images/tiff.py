@@ -70,7 +70,8 @@ def _page_to_read(file: Any, number: int | None, stack: contextlib.ExitStack, by
         return None
     try:
         opened = stack.enter_context(tifffile.TiffFile(file, is_ome=False))  # OME metadata may refer to other files
-        page = _page(opened, number)
+        page = _chosen_page(opened, number)
+        _check_shape(opened, page, number)
     except ImageError:
         raise
     except Exception:  # PIL may support the file; if not, it raises
@@ -81,11 +82,11 @@ def _page_to_read(file: Any, number: int | None, stack: contextlib.ExitStack, by
             f'it has values of {page.bitspersample} bits; convert it to an image of 8 or 16 bits, or pass an array of '
             'floats from 0 to 1'
         )
-    is_deep_white_is_0 = colours == 'MINISWHITE' and page.dtype == np.uint16
-    if page.dtype is None or page.bitspersample not in _WHOLE_BITS:
-        return _left_to_pil(page, number)
-    if colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG') and not is_deep_white_is_0:
-        return _left_to_pil(page, number)
+    is_packed = page.dtype is None or page.bitspersample not in _WHOLE_BITS
+    is_kept = (colours, compression) == ('YCBCR', 'JPEG') or (colours == 'MINISWHITE' and page.dtype == np.uint16)
+    if is_packed or (colours in _CONVERTED_BY_PIL and not is_kept):
+        _check_first_page(page, number)
+        return None
     try:
         tifffile.TIFF.DECOMPRESSORS[page.compression]
     except KeyError:
@@ -97,12 +98,13 @@ def _page_to_read(file: Any, number: int | None, stack: contextlib.ExitStack, by
                 compression or page.compression,
                 needed,
             )
-        return _left_to_pil(page, number)
+        _check_first_page(page, number)
+        return None
     return page
 
 
-def _left_to_pil(page: Any, number: int | None) -> None:
-    """Return None, for PIL to decode the file; raise ImageError if PIL would take another page."""
+def _check_first_page(page: Any, number: int | None) -> None:
+    """Raise ImageError if PIL would read another page, as it takes the first one where no number is given."""
     if number is None and page.index > 0:
         raise ImageError(f'the first page is a smaller version of page {page.index}; give page={page.index}')
 
@@ -145,12 +147,18 @@ class _Regions:
         return _as_shown(self._page, np.asarray(self._stored[region]))
 
 
-def _page(file: Any, number: int | None) -> Any:
+def _chosen_page(file: Any, number: int | None) -> Any:
+    """Return the page of a number; without a number, the first that is not a smaller version of another."""
     count = len(file.pages)
     if number is not None and number >= count:
         raise ImageError(f'there is no page {number}; it has {count}, counted from 0')
     full = [page for page in file.pages if not page.is_reduced] if number is None and count > 1 else []
-    page = full[0] if full else file.pages[number or 0]
+    return full[0] if full else file.pages[number or 0]
+
+
+def _check_shape(file: Any, page: Any, number: int | None) -> None:
+    """Raise ImageError if a page is a volume, a stack, truncated, or, without a number, one of several."""
+    count = len(file.pages)
     if page.axes not in ('YX', 'YXS', 'SYX'):
         raise ImageError(f'it is a volume with axes {page.axes} and shape {page.shape}, {_SLICES}')
     if count == 1:
@@ -176,7 +184,7 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
     """Convert stored values of a page to pixels (H, W) or (H, W, C), with white as the largest value."""
     if page.axes == 'SYX':
         values = np.moveaxis(values, 0, 2)
-    if getattr(page.photometric, 'name', '') == 'MINISWHITE':
+    if getattr(page.photometric, 'name', '') == 'MINISWHITE':  # of 16 bits; PIL reads the others
         values = np.iinfo(values.dtype).max - values
     return within_16_bits(values) if values.dtype.kind in 'iu' and values.dtype.itemsize == 4 else values
 

@@ -88,20 +88,20 @@ class _TimmModel(nn.Module):
         """
         if not state_dict.keys() <= self.state_dict().keys():
             try:
-                self._load_foreign(state_dict, True)
+                self._load_foreign(state_dict, strict=True)
             except CheckpointError:
                 if strict:
                     raise
-                self._load_foreign(state_dict, False)
+                self._load_foreign(state_dict, strict=False)
             state_dict = self.state_dict()
         return super().load_state_dict(state_dict, strict, assign)
 
     def load_pretrained(self, path: str) -> None:
         """Load the file of ``pretrained=True``, as timm asks for it; a classifier of other classes keeps its head."""
         cfg: Any = self.pretrained_cfg
-        self._load_foreign(path, getattr(self, 'num_classes', None) == cfg['num_classes'])
+        self._load_foreign(path, strict=getattr(self, 'num_classes', None) == cfg['num_classes'])
 
-    def _load_foreign(self, source: str | Mapping[str, Any], strict: bool) -> None:
+    def _load_foreign(self, source: str | Mapping[str, Any], *, strict: bool) -> None:
         load_checkpoint(self.backbone, source, prefix=self.prefix)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -158,7 +158,7 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         self.feature_info = self._levels()
         self._set_classifier(num_classes, global_pool, self.head)
 
-    def _load_foreign(self, source: str | Mapping[str, Any], strict: bool) -> None:
+    def _load_foreign(self, source: str | Mapping[str, Any], *, strict: bool) -> None:
         if strict and isinstance(self.head, nn.Linear):
             load_checkpoint(self, source, prefix=self.prefix)
         else:
@@ -220,7 +220,10 @@ def _stage_indices(name: str, wanted: int | Sequence[int], stages: int) -> list[
     """Convert timm's stage indices, which may be negative or a number of last stages, to a sorted list."""
     indices = range(-wanted, 0) if isinstance(wanted, int) else wanted
     if not indices or not all(-stages <= index < stages for index in indices):
-        raise ValueError(f'{name} must be between {-stages} and {stages - 1}, got {wanted!r}')
+        raise ValueError(
+            f'{name} must be a number of stages from 1 to {stages}, or stages between {-stages} and {stages - 1}, got '
+            f'{wanted!r}'
+        )
     return sorted({index % stages for index in indices})
 
 

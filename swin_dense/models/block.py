@@ -55,18 +55,18 @@ class SwinBlock(nn.Module):
         self.with_cp = with_cp
 
     def forward(self, x: Tensor) -> Tensor:
-        return maybe_checkpoint(self.forward_modules, x) if self.with_cp is True else self.forward_modules(x)
+        return checkpointed(self.forward_modules, x) if self.with_cp is True else self.forward_modules(x)
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.forward_ffn(self.norm2(x)))
 
     def forward_ffn(self, x: Tensor) -> Tensor:
-        return maybe_checkpoint(self.ffn, x) if self.with_cp == 'mlp' else self.ffn(x)
+        return checkpointed(self.ffn, x) if self.with_cp == 'mlp' else self.ffn(x)
 
 
-def maybe_checkpoint(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return ``function(x)``; autograd keeps only x, where it can, and calls the function again for gradients."""
-    if torch.is_grad_enabled() and not context.is_transformed():  # torch.func does not support it
-        return checkpoint(function, x, use_reentrant=False)
-    return function(x)
+def checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return ``function(x)``, of which autograd keeps only x: the backward pass calls the function again."""
+    if context.is_transformed() or not torch.is_grad_enabled():  # torch.func does not support checkpoints
+        return function(x)
+    return checkpoint(function, x, use_reentrant=False)

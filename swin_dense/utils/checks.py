@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,15 @@ class OptionError(ValueError, AssertionError):
 
 def integer(name: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
-    if isinstance(value, bool) or not hasattr(value, '__index__') or bool(getattr(value, 'ndim', 0)):  # or an array
+    try:
+        index = operator.index(value)
+    except TypeError:  # a tensor of one float has __index__
+        index = None
+    if index is None or isinstance(value, bool) or getattr(value, 'ndim', 0) > 0:  # an array with one entry
         raise TypeError(f'{name} must be an integer, got {value!r} of type {type(value).__name__}')
-    value = value.__index__()
-    if value < minimum:
-        raise ValueError(f'{name} must be at least {minimum}, got {value}')
-    return value
+    if index < minimum:
+        raise ValueError(f'{name} must be at least {minimum}, got {index}')
+    return index
 
 
 def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
@@ -131,5 +135,6 @@ def first_few(names: Iterable[Any], separator: str = ', ') -> str:
 
 def shortened(text: str) -> str:
     """Return a name, or another text of a file, as one that can be printed, without the middle of a long one."""
-    shown, half = text if text.isprintable() else ascii(text)[1:-1], _SHOWN // 2
+    shown = text if text.isprintable() else ascii(text)[1:-1]
+    half = _SHOWN // 2
     return shown if len(shown) <= _SHOWN else f'{shown[:half]}...{shown[-half:]}'

@@ -46,10 +46,8 @@ is_mkldnn_enabled: Callable[[], bool] = _found(torch, '_C._get_mkldnn_enabled', 
 linear_pointwise: Any = _found(torch.ops.mkldnn, '_linear_pointwise', None)
 # Without it, torch.load(weights_only=True) reads checkpoints, which refuses those with more than tensors.
 PythonUnpickler: Any = _found(pickle, '_Unpickler', None)
-if _found(pickle, '_Unpickler.dispatch', None) is None:  # the table of operations, of which the reader refuses some
+if not hasattr(PythonUnpickler, 'dispatch'):  # the table of operations, of which the reader refuses some
     PythonUnpickler = None
-
-
 # At least 0 in forward-mode differentiation. Without it, attention needs attn_backend='reference' there.
 forward_level: Callable[[], int] = functools.partial(getattr, forward_ad, '_current_level', -1)
 

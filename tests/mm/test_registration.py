@@ -44,9 +44,17 @@ sys.modules['swin_dense.models.layers'] = None
 {TRY}
 import swin_dense
 reason = '(ModuleNotFoundError: import of swin_dense.models.layers halted'
+swin_dense._registration.register_with_mmengine()  # again, as mmengine's import in another thread does
 for name in ('swin_dense.SwinDense', 'SwinDense', 'swin_dense.SwinDenseV2'):
     error = built('MODELS', type=name)
     assert error.startswith('ImportError: SwinDense') and reason in error, error
+errors = []
+for _ in range(2):
+    try:
+        mmengine.registry.MODELS.get('SwinDense')()
+    except ImportError as error:
+        errors.append(error)
+assert errors[0] is not errors[1]  # whose traceback grows each time
 try:
     swin_dense.SwinDense
 except ImportError as error:

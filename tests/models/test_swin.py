@@ -268,6 +268,7 @@ WRONG_TYPES = [
     ({'depths': 2}, 'depths must be a list of integers, got 2'),
     ({'window_size': b'77'}, "window_size must be an integer, got b'77' of type bytes"),
     ({'window_size': 7.0}, 'window_size must be an integer, got 7.0 of type float'),
+    ({'window_size': torch.tensor(7.0)}, 'window_size must be an integer, got tensor(7.) of type Tensor'),
     ({'with_cp': 1}, "with_cp must be True, False, 'mlp' or a list with one of them per stage, got 1"),
     ({'drop_rate': 'a'}, "drop_rate must be a number, got 'a' of type str"),
     ({'qkv_bias': 1}, 'qkv_bias must be True or False, got 1'),

@@ -125,6 +125,11 @@ def test_wrong_options_are_named(wrong):
         create(features_only=True, **wrong)
 
 
+def test_a_wrong_number_of_stages():
+    with pytest.raises(ValueError, match='a number of stages from 1 to 4, or stages between -4 and 3, got 0'):
+        create(features_only=True, out_indices=0)
+
+
 def saved(model, path):
     torch.save({'model': model.state_dict()}, path)
     return str(path)

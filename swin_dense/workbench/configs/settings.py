@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils import checks, private_mm
-from swin_dense.workbench.configs.entries import walk
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -44,9 +43,10 @@ def merge_settings(config: Config, settings: Sequence[str], only_read: bool = Fa
     if not only_read:
         known.update(config.keys())
     for key, value in parse_settings(settings).items():
-        _check_kind(config, key, value)
-        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(known))
         *parents, last = key.split('.')
+        _check_part(key, _entry(config, [*parents, last]), value)
+        _check_name(key, value)
+        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(known))
         parts = _entry(config, parents)
         if isinstance(parts, list) and last.isdigit() and int(last) < len(parts):
             parts[int(last)] = ConfigDict(value) if isinstance(value, dict) else value
@@ -78,32 +78,42 @@ def notes_on_settings(settings: Sequence[str]) -> list[str]:
 
 def _entry(config: Config, names: Sequence[str]) -> Any:
     """Return an entry of a config, by the keys and the numbers in lists that lead to it, or None if there is none."""
-    wanted = '.'.join(names)
-    return next((value for address, value in walk(dict(config.items())) if address == wanted), None)
+    there: Any = dict(config.items())
+    for name in names:
+        if isinstance(there, Mapping):
+            there = there.get(name)
+        elif isinstance(there, (list, tuple)) and name.isdigit() and int(name) < len(there):
+            there = there[int(name)]
+        else:
+            return None
+    return there
 
 
-def _check_kind(config: Config, key: str, value: Any) -> None:
-    """Raise ValueError for a value that cannot be in the place of a part of a config, which is a dict, or of a name."""
-    parts = key.split('.')
-    there = _entry(config, parts)
-    is_list = isinstance(there, (list, tuple)) and bool(there)
-    is_part = isinstance(there, Mapping) or (is_list and _are_parts(there))
-    fits = _are_parts(value) and (is_list or bool(value) or isinstance(value, Mapping))
+def _check_part(key: str, there: Any, value: Any) -> None:
+    """Raise ValueError if a value would replace a dict, or a list of dicts, by another kind of value."""
     is_removed = value is None and key != 'model'
-    if is_part and not fits and not is_removed:
-        kind = 'list of dicts' if is_list else 'dict'
-        raise ValueError(
-            f'{key}={value!r} cannot replace a {kind}; set one of its entries, such as '
-            f'{key}.{_first_key(there)}=VALUE, or give a {kind} as in Python'
-        )
+    if not _is_part(there) or _is_part(value) or is_removed:
+        return
+    kind = 'dict' if isinstance(there, Mapping) else 'list of dicts'
+    if kind == 'list of dicts' and value in ([], ()):
+        return
+    raise ValueError(
+        f'{key}={value!r} cannot replace a {kind}; set one of its entries, such as {key}.{_first_key(there)}=VALUE, or '
+        f'give a {kind} as in Python'
+    )
+
+
+def _check_name(key: str, value: Any) -> None:
+    """Raise ValueError if a value cannot be a type, which None removes, or the default scope."""
     is_name = isinstance(value, str) or (value is None and key != 'default_scope')
-    if parts[-1] in ('type', 'default_scope') and not is_name:
+    if key.split('.')[-1] in ('type', 'default_scope') and not is_name:
         raise ValueError(f'{key} must be a name, got {value!r}')
 
 
-def _are_parts(value: Any) -> bool:
+def _is_part(value: Any) -> bool:
+    """Return whether a value is a dict, or a list of dicts that is not empty."""
     parts = value if isinstance(value, (list, tuple)) else [value]
-    return all(isinstance(part, Mapping) for part in parts)
+    return bool(parts) and all(isinstance(part, Mapping) for part in parts)
 
 
 def _first_key(part: Any) -> str:

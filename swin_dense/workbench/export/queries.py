@@ -22,6 +22,11 @@ from swin_dense.workbench.export.deformable import (
 )
 from swin_dense.workbench.export.detectors import Detector
 
+# Of the proposals of mmdet's encoders, as fractions of the image: the side at the first level, and their distance from
+# the border, outside of which they are not used.
+_SIDE_OF_FIRST_LEVEL = 0.05
+_MARGIN = 0.01
+
 
 class QueryDetector(Detector):
     """DINO and Deformable DETR. Parts of the detector are replaced in place."""
@@ -48,30 +53,34 @@ class QueryDetector(Detector):
         logits, boxes = last_layer(head, **decoded)
         most = head.test_cfg.get('max_per_img', len(logits))
         score, index = logits.sigmoid().flatten().topk(most)
-        centre, sides = boxes[index // head.num_classes].split(2, 1)
-        box = torch.cat([centre - 0.5 * sides, centre + 0.5 * sides], 1)
-        height, width = img.shape[2:]
-        x = (box[:, 0::2] * width).clamp(0, width)
-        y = (box[:, 1::2] * height).clamp(0, height)
-        box = torch.stack([x, y], 2).flatten(1)
+        box = _corners(boxes[index // head.num_classes], *img.shape[2:])
         label = index % head.num_classes
         return box, score, label.int()
 
     def _proposals(self, memory: Tensor, memory_mask: None, spatial_shapes: Sizes) -> tuple[Tensor, Tensor]:
-        """Reimplement ``gen_encoder_output_proposals`` for an image without padding."""
+        """Reimplement ``gen_encoder_output_proposals`` for an image without padding, with its constants."""
         boxes = []
         for level, (height, width) in enumerate(spatial_shapes):
             places = centres(height, width)
-            sides = torch.full_like(places, 0.05 * 2.0**level)
+            sides = torch.full_like(places, _SIDE_OF_FIRST_LEVEL * 2.0**level)
             boxes.append(torch.cat([places, sides], 1))
         box = torch.cat(boxes)[None]
-        is_inside = (box > 0.01) & (box < 0.99)
+        is_inside = (box > _MARGIN) & (box < 1 - _MARGIN)
         is_valid = is_inside.all(-1, keepdim=True)
         logit = torch.log(box / (1 - box))
         box = torch.where(is_valid, logit, float('inf'))
         memory = torch.where(is_valid, memory, 0.0)
         memory = self.detector.memory_trans_fc(memory)
         return self.detector.memory_trans_norm(memory), box
+
+
+def _corners(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Convert boxes (N, 4), centres and sides as fractions of the image, to corners in pixels, cut at its border."""
+    centre, sides = boxes.split(2, 1)
+    corners = torch.cat([centre - 0.5 * sides, centre + 0.5 * sides], 1)
+    x = (corners[:, 0::2] * width).clamp(0, width)
+    y = (corners[:, 1::2] * height).clamp(0, height)
+    return torch.stack([x, y], 2).flatten(1)
 
 
 class MaskDetector(Detector):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import threading
 from os import PathLike, fspath
 from typing import Any
 
@@ -75,7 +75,7 @@ class OpenVino:
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
-        _openvino_core()  # an error in a forked process, which would wait for ever
+        _check_not_forked()
         try:
             request = self._idle_requests.pop()  # atomic, as append is
         except IndexError:
@@ -85,29 +85,34 @@ class OpenVino:
         return list(outputs.values())
 
 
-def _openvino_core() -> Any:
-    """Return the core of this process; raise ForkedProcessError in one that was forked from the process of the core."""
-    core, process = _core_and_process()
-    if os.getpid() != process:
+_cores: dict[int, Any] = {}  # the only core of OpenVINO, by the id of its process
+_cores_lock = threading.Lock()
+
+
+def _check_not_forked() -> None:
+    """Raise ForkedProcessError in a process without the threads of its core, which would wait for them for ever."""
+    if _cores and os.getpid() not in _cores:
         raise ForkedProcessError(
             'OpenVINO was used before this process was forked, and its threads exist only in the parent process; load '
             "models only in the child process, or start it with multiprocessing.get_context('spawn')"
         )
-    return core
 
 
-@functools.cache
-def _core_and_process() -> tuple[Any, int]:
-    """Return the one core of a process, and the id of that process.
+def _openvino_core() -> Any:
+    """Return the core of this process, which has only one.
 
     Each core gives its thread a stack for signals, and frees it at its end. Where two cores end in the order in which
     they began, the stack of the first remains in use, and the next signal, such as Ctrl-C, ends the process.
     """
-    core = packages.optional('the runtime', 'openvino').Core()
-    core.get_property('CPU', 'FULL_DEVICE_NAME')  # loads the plugin, without which any property is accepted
-    with contextlib.suppress(RuntimeError):  # the property is not documented, and a version may lack it
-        core.set_property('CPU', _OPENVINO_CACHE)
-    return core, os.getpid()
+    _check_not_forked()
+    with _cores_lock:
+        if not _cores:
+            core = packages.optional('the runtime', 'openvino').Core()
+            core.get_property('CPU', 'FULL_DEVICE_NAME')  # loads the plugin, without which any property is accepted
+            with contextlib.suppress(RuntimeError):  # the property is not documented, and a version may lack it
+                core.set_property('CPU', _OPENVINO_CACHE)
+            _cores[os.getpid()] = core
+    return _cores[os.getpid()]
 
 
 def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
@@ -144,7 +149,7 @@ def check_precision(runtime: str, precision: str) -> None:
 
 
 def has_bfloat16() -> bool:
-    """Return whether this processor computes in bfloat16, according to OpenVINO, which elsewhere raises no error."""
+    """Return whether this processor computes in bfloat16, according to OpenVINO; on others, it ignores the request."""
     return 'BF16' in _openvino_core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
 
 

@@ -149,6 +149,15 @@ def test_a_dict_is_a_new_entry_or_replaces_one_also_in_a_list(key, value):
     assert entry == value
 
 
+def test_a_dict_below_a_key_with_the_same_name_as_its_path():
+    """mmengine's patterns of parameters have dots in their names, which a setting cannot address."""
+    patterns = {'backbone.norm': {'decay_mult': 0.0}, 'backbone': {}}
+    config = Config({'optim_wrapper': {'paramwise_cfg': {'custom_keys': patterns}}})
+    merge_settings(config, ["optim_wrapper.paramwise_cfg.custom_keys.backbone.norm={'lr_mult': 0.1}"])
+    keys = config.optim_wrapper.paramwise_cfg.custom_keys
+    assert keys == {'backbone.norm': {'decay_mult': 0.0}, 'backbone': {'norm': {'lr_mult': 0.1}}}
+
+
 @pytest.mark.parametrize(
     ('text', 'value'),
     [

@@ -1,13 +1,16 @@
 """What a model computes around the outputs of its file, with outputs written by hand."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
 from swin_dense.workbench.runtime.model import Model
-from swin_dense.workbench.runtime.sessions import SESSIONS
+from swin_dense.workbench.runtime.sessions import SESSIONS, has_bfloat16
 from tests.commands.files import write_file
 from tests.processes import python
 
@@ -127,6 +130,27 @@ def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match='what_it_lacks'):
         SESSIONS[name](tmp_path / 'a.onnx', 1)
+
+
+def test_threads_that_start_together_share_the_core_of_openvino(monkeypatch):
+    cores = []
+
+    class Core:
+        def __init__(self):
+            cores.append(self)
+            time.sleep(0.1)
+
+        def get_property(self, *_):
+            return 'BF16'
+
+        def set_property(self, *_):
+            pass
+
+    monkeypatch.setattr('swin_dense.utils.packages.optional', lambda *_: SimpleNamespace(Core=Core))
+    monkeypatch.setattr('swin_dense.workbench.runtime.sessions._cores', {})
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: has_bfloat16(), range(4)))
+    assert len(cores) == 1
 
 
 def test_a_signal_is_received_after_two_files_of_openvino(tmp_path):
