@@ -58,8 +58,9 @@ def create_backbone(
         return BACKBONES[network](name, **cast('dict[str, Any]', backbone_options)).eval()
     content, described = read_checkpoint(checkpoint)
     weights = convert(content, described, prefix)
-    network, options = network_of(name) or weights.family.network, dict(backbone_options)
+    network, options = weights.family.network, dict(backbone_options)
     if name is not None:
+        network = network_of(name) or network
         options['arch'] = name
     if network == weights.family.network:
         options = infer_options(weights, options)

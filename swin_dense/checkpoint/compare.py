@@ -152,9 +152,14 @@ def _fit_all(weights: ConvertedBackbone, target: Target, report: Report) -> dict
     """Return the tensors that fit by our names; report those that do not, and those that were resized."""
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
+        given = weights.parameters[name].tensor
+        damaged = 0
+        if given is not None and given.is_floating_point() and not given.is_meta:
+            # In float32, because finite 64-bit values can overflow in the model.
+            damaged = int((~given.float().isfinite()).sum())
         tensor, how = _fit(name, weights, target)
-        if damage := _damage(weights.parameters[name].tensor):
-            report.damaged[name] = damage
+        if given is not None and damaged:
+            report.damaged[name] = f'{damaged} of its {given.numel()} values are NaN or infinite'
         elif tensor is None:
             report.mismatched[name] = how
         else:
@@ -168,7 +173,7 @@ def _report_unused(weights: ConvertedBackbone, target: Target, report: Report) -
     """Report entries that the model does not have; return the keys of those that another Swin has."""
     excess: list[str] = []
     unused = [name for name in weights.parameters if name not in target.shapes]
-    if not target.spec.clamp_window and weights.is_classifier and not OF_CLASSIFIER.isdisjoint(unused):
+    if not OF_CLASSIFIER.isdisjoint(unused) and weights.is_classifier and not target.spec.clamp_window:
         report.notes.append(_CLASSIFIER_CLAMPS)
     for name in unused:
         keys = weights.parameters[name].keys
@@ -182,15 +187,6 @@ def _report_unused(weights: ConvertedBackbone, target: Target, report: Report) -
     return excess
 
 
-def _damage(tensor: Tensor | None) -> str:
-    """Return how many values of a parameter are no finite numbers, or '' if all are."""
-    if tensor is None or tensor.is_meta or not tensor.is_floating_point():
-        return ''
-    # In float32, because finite 64-bit values can overflow in the model.
-    count = int((~tensor.float().isfinite()).sum())
-    return f'{count} of its {tensor.numel()} values are NaN or infinite' if count else ''
-
-
 def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor | None, str]:
     """Return the tensor for a parameter, and how it was resized, if it was; or None, and why there is none."""
     parameter, shape = weights.parameters[name], target.shapes[name]
@@ -201,18 +197,14 @@ def _fit(name: str, weights: ConvertedBackbone, target: Target) -> tuple[Tensor 
         return None, 'without values in the checkpoint (device meta)'
     if not tensor.is_floating_point() and name not in target.added:
         return None, f'{tensor.dtype} in the checkpoint, floating point in the model'
-    old, new = parameter.size, _position_size(name, target.spec)
+    old, new = parameter.size, None
+    if name == 'absolute_pos_embed':
+        new = target.spec.grid
+    elif name.endswith(TABLE) and (stage := STAGE.match(name)):
+        new = target.spec.windows[int(stage[1])]
     if shape is None or (tensor.shape == shape and (old == new or not parameter.size_is_known)):
         return tensor, ''
     return _resized(name, tensor, old, new, shape)
-
-
-def _position_size(name: str, spec: Spec) -> Size | None:
-    """Return the window or grid in the model, (height, width), to which a parameter of positions belongs, or None."""
-    if name == 'absolute_pos_embed':
-        return spec.grid
-    stage = STAGE.match(name) if name.endswith(TABLE) else None
-    return spec.windows[int(stage[1])] if stage else None
 
 
 def _resized(name: str, tensor: Tensor, old: Size | None, new: Size | None, shape: Shape) -> tuple[Tensor | None, str]:
@@ -239,27 +231,22 @@ def check_windows(described: str, weights: ConvertedBackbone, target: Target, al
 
     With ``allow_partial``, only return the doubts.
     """
-    if weights.family.network == 'swin':
-        error, doubts = _differing_windows(weights, target.spec), []
-    else:
-        error, doubts = _other_trained_windows(weights, target.spec), _unknown_windows(weights, target.spec)
+    spec = target.spec
+    windows = {stage: weights.windows[stage] for stage in range(spec.stages) if stage in weights.windows}
+    are_of_model = all(window == spec.windows[stage] for stage, window in windows.items())
+    error, doubts = '', []
+    if weights.family.network == 'swinv2':
+        error, doubts = _other_trained_windows(weights, spec), _unknown_windows(weights, spec)
+    elif len(set(windows.values())) > 1 and not are_of_model:
+        shown = ', '.join(map(_by, windows.values()))
+        error = (
+            f'its windows differ per stage ({shown} tokens), and from those of the model, so tables would be resized, '
+            'which changes the maps. Build the model with these windows, as a list window_size, or resize them with '
+            'load_checkpoint(..., allow_partial=True)'
+        )
     if error and not allow_partial:
         raise CheckpointError(f'{described}: {error}')
     return doubts
-
-
-def _differing_windows(weights: ConvertedBackbone, spec: Spec) -> str:
-    """Return why windows per stage, of a V1 whose tables would be resized, do not fit the model; '' if they do."""
-    windows = {stage: weights.windows[stage] for stage in range(spec.stages) if stage in weights.windows}
-    differ = any(window != spec.windows[stage] for stage, window in windows.items())
-    if len(set(windows.values())) < 2 or not differ:
-        return ''
-    shown = ', '.join(map(_by, windows.values()))
-    return (
-        f'its windows differ per stage ({shown} tokens), and from those of the model, so tables would be resized, '
-        'which changes the maps. Build the model with these windows, as a list window_size, or resize them with '
-        'load_checkpoint(..., allow_partial=True)'
-    )
 
 
 def _unknown_windows(weights: ConvertedBackbone, spec: Spec) -> list[str]:

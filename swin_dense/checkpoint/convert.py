@@ -153,7 +153,7 @@ def convert(
         window = size if name.role == 'table' else window
         if window is not None:
             windows[name.stage] = window
-        tensor = None if unusable[name] else family.decode(name, _upright(name, parts, is_transposed))
+        tensor = None if unusable[name] else family.decode(name, parts, is_transposed)
         parameters[name.ours] = Parameter(keys, tensor, unusable[name], size, is_known)
     beside, left_out = _others(others, names, values, prefix, is_transposed)
     parameters |= beside
@@ -181,13 +181,6 @@ def _keys_by_parameter(
         elif isinstance(values[key], Tensor):
             others.append(key)
     return {name: tuple(keys[part] for part in sorted(keys)) for name, keys in found.items()}, others
-
-
-def _upright(name: Name, parts: list[Tensor], is_transposed: bool) -> list[Tensor]:
-    """Return the parts of a parameter with linear weights as (outputs, inputs)."""
-    if not is_transposed or name.role not in LINEAR:
-        return parts
-    return [part.T if part.ndim == 2 else part for part in parts]
 
 
 def _others(

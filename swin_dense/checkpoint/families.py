@@ -160,8 +160,13 @@ class Family:
                 return Name(role, stage, None if block is None else int(block), leaf, part)
         return None
 
-    def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
-        """Convert the tensors of a parameter in this family to our layout."""
+    def decode(self, name: Name, parts: list[Tensor], is_transposed: bool) -> Tensor:
+        """Convert the tensors of a parameter in this family to our layout.
+
+        ``is_transposed`` says that linear weights are (inputs, outputs).
+        """
+        if is_transposed and name.role in LINEAR:
+            parts = [part.T if part.ndim == 2 else part for part in parts]
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self.slice_order and name.role in _MERGED[self.network] and tensor.shape[-1:].numel() % 4 == 0:
             # (2x2 column by column, C) to (C, 2x2 row by row)
@@ -304,7 +309,12 @@ def choose(
         raise _none_found(values, described)
     # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
     ema = ema and 'ema_state_dict.steps' not in values
-    chosen = [choice for choice in candidates if _is_wanted(choice[1], ema)]
+    chosen = []
+    for choice in candidates:
+        components = set(choice[1].split('.'))  # of the prefix
+        is_average = bool(_AVERAGES & components)
+        if is_average == ema and not _MOMENTUM_BRANCHES & components:
+            chosen.append(choice)
     if prefix is not None:
         named = _named(candidates, prefix)
         chosen = [choice for choice in named if choice in chosen] or named
@@ -335,12 +345,6 @@ def _names_of_blocks(names: Collection[str]) -> dict[tuple[Family, str], list[Na
             if read is not None:
                 found.setdefault((scheme, name[:start]), []).append(read)
     return found
-
-
-def _is_wanted(prefix: str, ema: bool) -> bool:
-    """Return whether the backbone under a prefix is a running average, if ``ema`` is given, or no average, if not."""
-    components = set(prefix.split('.'))
-    return bool(_AVERAGES & components) == ema and not _MOMENTUM_BRANCHES & components
 
 
 def _named(candidates: Collection[tuple[Family, str]], prefix: str) -> list[tuple[Family, str]]:

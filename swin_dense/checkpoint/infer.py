@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from swin_dense.archs.arch import published_letter
+from swin_dense.archs.arch import ARCHS, published_letter
 from swin_dense.checkpoint.convert import ConvertedBackbone
 from swin_dense.checkpoint.families import OURS_V2
 from swin_dense.checkpoint.options import options_of
 from swin_dense.ops.windows import Size
 from swin_dense.utils.errors import CheckpointError
+
+_KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
 def _window_size(weights: ConvertedBackbone, stages: int, is_dense: bool) -> Size | list[Size] | None:
@@ -40,13 +42,10 @@ def _is_shrunk(windows: Sequence[Size]) -> bool:
     )
 
 
-_KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
-
-
 def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
-    These are ``given``, from the user; ``arch`` (a letter or a dict); the options that parameter shapes determine; and,
+    These are ``given``, from the user; ``arch`` (an Arch or a dict); the options that parameter shapes determine; and,
     if the weights depend on them and determine them, ``window_size``, ``pretrained_window_size`` (V2) and
     ``pretrain_img_size``. A window that is not square can be inferred from buffers only.
 
@@ -60,11 +59,12 @@ def infer_options(weights: ConvertedBackbone, given: Mapping[str, Any]) -> dict[
         reason = explain.unknown_size(weights)
         raise CheckpointError(f'{weights.described}: cannot infer {" and ".join(unknown)}. {reason}')
     inferred = {key: options[key] for key in _KEPT if key in options}
-    inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
-    if inferred['arch'] is None:
-        if 'num_heads' not in options and given.keys().isdisjoint(('arch', 'num_heads')):
-            raise CheckpointError(f'{weights.described}: cannot infer the number of heads; give the architecture')
+    if letter := published_letter(options):
+        inferred['arch'] = ARCHS[letter]
+    elif 'num_heads' not in options and given.keys().isdisjoint(('arch', 'num_heads')):
+        raise CheckpointError(f'{weights.described}: cannot infer the number of heads; give the architecture')
+    else:
         inferred['arch'] = {
             'embed_dims': options['embed_dims'],
             'depths': options['depths'],

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from swin_dense.checkpoint.report import Report
+from typing import Any
 
 
 def convert_before_load(module: Any, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
@@ -14,10 +11,3 @@ def convert_before_load(module: Any, state_dict: MutableMapping[str, Any], prefi
     from swin_dense.checkpoint import load
 
     load.convert_before_load(module, state_dict, prefix)
-
-
-def log_report(report: Report) -> None:
-    """See :func:`swin_dense.checkpoint.load.log_report`."""
-    from swin_dense.checkpoint import load
-
-    load.log_report(report)

@@ -16,7 +16,7 @@ from swin_dense.checkpoint.compare import HEAD, Target, check_windows, compare, 
 from swin_dense.checkpoint.convert import ConvertedBackbone, convert
 from swin_dense.checkpoint.families import COORDINATES
 from swin_dense.checkpoint.read import Checkpoint, read_checkpoint
-from swin_dense.checkpoint.report import Report
+from swin_dense.checkpoint.report import Report, log_report
 from swin_dense.utils import checks
 from swin_dense.utils.checks import first_few
 from swin_dense.utils.errors import CheckpointError
@@ -34,11 +34,6 @@ _TORCHS_LOAD = nn.Module.load_state_dict.__code__
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
 _required = contextvars.ContextVar('required', default='all')
-
-
-def log_report(report: Report) -> None:
-    """Log the report of a load at its level."""
-    _logger.log(report.level, '%s', report)
 
 
 def load_checkpoint(

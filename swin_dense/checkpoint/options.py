@@ -18,7 +18,7 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options.update(in_channels=patch[1], patch_size=patch[2])
     if len(head := shapes.get('head.weight', ())) == 2:
         options['num_classes'] = head[0]
-    blocks = _blocks(shapes)
+    blocks = sorted({(int(match[1]), int(match[2])) for match in map(BLOCK.match, shapes) if match})
     last = dict(blocks)  # block of each stage, because they are in ascending order; a stage may lack blocks
     depths = tuple(last.get(stage, -1) + 1 for stage in range(max(last, default=-1) + 1))
     if depths:
@@ -28,17 +28,14 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     widths: set[tuple[int, ...]] = set()
     for stage, block in blocks:
         stem = f'stages.{stage}.blocks.{block}.'
-        table = shapes.get(f'{stem}attn.w_msa.relative_position_bias_table')
+        table = shapes.get(f'{stem}attn.w_msa.relative_position_bias_table', ())
         scale = shapes.get(f'{stem}attn.w_msa.logit_scale')
-        if table:
-            heads[stage].add(table[-1])
-        if scale:
-            heads[stage].add(scale[0])
+        heads[stage].update(table[-1:], (scale or ())[:1])
         if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
             found['embed_dims'].add(qkv[-1] // 2**stage)
             found['qkv_bias'].add(f'{stem}attn.w_msa.qkv.bias' in shapes or f'{stem}attn.w_msa.q_bias' in shapes)
             if scale is None:
-                found['use_rel_pos_bias'].add(table is not None)
+                found['use_rel_pos_bias'].add(bool(table))
         if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
             widths.add(hidden)
     if (ratio := _mlp_ratio(widths)) is not None:
@@ -49,12 +46,6 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     found['patch_norm'] = {f'{name.rsplit(".", 2)[0]}.norm.weight' in shapes for name in embeds}
     options.update({option: values.pop() for option, values in found.items() if len(values) == 1})
     return options
-
-
-def _blocks(shapes: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the numbers of all blocks, (stage, block), in ascending order."""
-    matches = [match for match in map(BLOCK.match, shapes) if match]
-    return sorted({(int(match[1]), int(match[2])) for match in matches})
 
 
 def _mlp_ratio(widths: set[tuple[int, ...]]) -> float | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from swin_dense.utils.checks import first_few
 
+_logger = logging.getLogger(__package__)
+
 # Reasons to leave entries of a checkpoint out.
 COMPUTED = 'buffers that are computed here'
 OTHER_PARTS = 'other parts of the model'
@@ -58,6 +60,11 @@ class Report:
         lines += [f'  note: {note}' for note in self.notes]
         lines += [f'  warning: {doubt}' for doubt in self.doubts]
         return '\n'.join(lines)
+
+
+def log_report(report: Report) -> None:
+    """Log the report of a load at its level."""
+    _logger.log(report.level, '%s', report)
 
 
 def _without(left_out: dict[str, str]) -> list[str]:

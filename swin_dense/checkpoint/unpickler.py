@@ -320,10 +320,6 @@ class Unpickler(_Base):
         elif not isinstance(target, StandIn):
             raise UnpicklingError(f'it appends to a {type(target).__name__}')
 
-    def _load_setitem(self) -> None:
-        value = self.stack.pop()
-        self._set_items([self.stack.pop(), value])
-
     def _load_dict(self) -> None:
         items = self.pop_mark()
         self.append({})
@@ -354,7 +350,7 @@ class Unpickler(_Base):
             pickle.APPEND[0]: lambda self: self._extend([self.stack.pop()]),
             pickle.APPENDS[0]: lambda self: self._extend(self.pop_mark()),
             pickle.ADDITEMS[0]: lambda self: self._extend(self.pop_mark()),
-            pickle.SETITEM[0]: _load_setitem,
+            pickle.SETITEM[0]: lambda self: self._set_items([self.stack.pop(-2), self.stack.pop()]),
             pickle.SETITEMS[0]: lambda self: self._set_items(self.pop_mark()),
             pickle.DICT[0]: _load_dict,
             pickle.FROZENSET[0]: _load_frozenset,

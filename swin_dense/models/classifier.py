@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch, network_of, resolve_arch
 from swin_dense.archs.spec import Spec
-from swin_dense.checkpoint.late import convert_before_load, log_report
+from swin_dense.checkpoint.late import convert_before_load
+from swin_dense.checkpoint.report import Report, log_report
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.utils import checks, compat
-
-if TYPE_CHECKING:
-    from swin_dense.checkpoint.report import Report
 
 
 class SwinClassifier(nn.Module):

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.archs.spec import Spec
-from swin_dense.checkpoint.late import convert_before_load, log_report
+from swin_dense.checkpoint.late import convert_before_load
+from swin_dense.checkpoint.report import Report, log_report
 from swin_dense.models import options
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock, SwinStage
@@ -34,9 +35,6 @@ from swin_dense.ops.layout import resize_position, to_maps
 from swin_dense.ops.windows import Size
 from swin_dense.utils import checks, compat, memory
 from swin_dense.utils.names import unwrapped
-
-if TYPE_CHECKING:
-    from swin_dense.checkpoint.report import Report
 
 
 class SwinBackbone(nn.Module):
