@@ -138,3 +138,9 @@ def shortened(text: str) -> str:
     shown = text if text.isprintable() else ascii(text)[1:-1]
     half = _SHOWN // 2
     return shown if len(shown) <= _SHOWN else f'{shown[:half]}...{shown[-half:]}'
+
+
+def described(error: Exception) -> str:
+    """Return the class and the beginning of the message of an exception."""
+    text = str(error).strip()
+    return f'{type(error).__name__}: {text[:200]}' if text else type(error).__name__

@@ -17,10 +17,9 @@ import numpy as np
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination, remove, write_text
+from swin_dense.workbench.configs.coco import SPLIT_OF, encoding_of, read_coco, turn_of
 from swin_dense.workbench.configs.experiment import Experiment, dicts
-from swin_dense.workbench.configs.hints import turn_of
-from swin_dense.workbench.configs.images import name_on_disk
-from swin_dense.workbench.configs.stated import SPLIT_OF, encoding_of, read_coco
+from swin_dense.workbench.configs.files import name_on_disk
 
 
 def write_beside(texts: Mapping[Path, str], force: bool, stack: contextlib.ExitStack) -> None:

@@ -18,6 +18,7 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from torch import nn
 
+from swin_dense.utils.checks import described
 from swin_dense.workbench.building import model_entry
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import Experiment, dicts
@@ -53,7 +54,7 @@ def check_step(experiment: Experiment, samples: Sequence[Sequence[Any]]) -> None
         except (OSError, ImportError):  # a part that must be downloaded or installed: mmengine's Runner tells
             return
         except Exception as error:  # of any model
-            raise ValueError(f'the model cannot be built: {hints.described(error)}') from error
+            raise ValueError(f'the model cannot be built: {described(error)}') from error
         if not chosen or _seconds(model, chosen) > _SECONDS:
             return
         in_order = {'type': 'DefaultSampler', 'shuffle': False}
@@ -121,7 +122,7 @@ def _described(error: Exception, model: nn.Module, entry: Any) -> str:
     names = {id(module): name for name, module in model.named_modules()}
     passed = [names.get(id(frame.f_locals.get('self'))) for frame, _ in traceback.walk_tb(error.__traceback__)]
     place = next((name for name in reversed(passed) if name), '')
-    return f'{_address(place, entry)} raises {hints.described(error)}{hints.hint_on_step(error)}'
+    return f'{_address(place, entry)} raises {described(error)}{hints.hint_on_step(error)}'
 
 
 def _first_infinite(model: nn.Module, batch: Any, entry: Any) -> str:

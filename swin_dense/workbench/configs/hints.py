@@ -6,12 +6,12 @@ This is the only module that knows such rules. A difference that no entry explai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
+from swin_dense.workbench.configs.coco import turn_of
 
 if TYPE_CHECKING:
     from swin_dense.workbench.configs.stated import StatedFile, StatedObject
@@ -74,12 +74,6 @@ def _hint(error: Exception, hints: dict[str, str]) -> str:
     return next((f': {hint}' for start, hint in hints.items() if said.startswith(start)), '')
 
 
-def described(error: Exception) -> str:
-    """Return the class and the beginning of the message of an exception."""
-    text = str(error).strip()
-    return f'{type(error).__name__}: {text[:200]}' if text else type(error).__name__
-
-
 # Words for what the round trip finds. The first reason that holds, for an object and the entry of its image.
 LEFT_OUT: dict[str, Callable[[StatedObject, Any], bool]] = {
     "marked 'ignore'": lambda one, _: bool(one.entry.get('ignore')),
@@ -109,7 +103,6 @@ FILTERS = {
     'filter_empty_gt': Filter('without an annotation of the classes', 'False'),
     'min_size': Filter('with a side below {value} pixels', '1'),
 }
-_TURNS = ('rotation', 'rotation_angle', 'angle')  # keys in degrees, of CVAT and other tools
 _MIXES_BOXES = ('Mosaic', 'MixUp')
 
 
@@ -131,16 +124,6 @@ def _is_outside(box: tuple[float, ...], image: Any) -> bool:
 def is_no_polygon(points: Sequence[float]) -> bool:
     """Return whether mmdet leaves out a polygon: one of fewer than three points, or with an odd number of numbers."""
     return len(points) < 6 or len(points) % 2 == 1
-
-
-def turn_of(entry: Any) -> float:
-    """Return the angle, in degrees, by which a tool turned the rectangle of an annotation; 0 without."""
-    attributes = entry.get('attributes')
-    for part in (attributes if isinstance(attributes, dict) else {}, entry):
-        for key in _TURNS:
-            if isinstance(part.get(key), (int, float)) and math.isfinite(part[key]):
-                return float(part[key])
-    return 0.0
 
 
 def is_turned(one: StatedObject) -> bool:

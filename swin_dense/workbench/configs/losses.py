@@ -12,8 +12,8 @@ from mmengine.dataset import Compose
 from mmengine.registry import MODELS
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
+from swin_dense.utils.checks import described
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.images import sample_evenly
 from swin_dense.workbench.configs.quietly import quiet, random_state_kept
 from swin_dense.workbench.configs.samples import loading_steps

@@ -22,14 +22,8 @@ from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope, is_local, mapped_values
-from swin_dense.workbench.configs.images import (
-    check_images,
-    endings_in,
-    missing_files,
-    other_size,
-    reads_files,
-    sample_evenly,
-)
+from swin_dense.workbench.configs.files import endings_in, missing_files
+from swin_dense.workbench.configs.images import check_images, other_size, reads_files, sample_evenly
 from swin_dense.workbench.configs.quietly import quiet
 from swin_dense.workbench.configs.samples import load_sample, load_samples, loading_steps
 from swin_dense.workbench.configs.stated import Source

@@ -13,11 +13,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from swin_dense.workbench.configs import hints
+from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.experiment import dicts
 from swin_dense.workbench.configs.hints import Case
 from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part, is_same_file
 from swin_dense.workbench.configs.quietly import quiet
-from swin_dense.workbench.configs.stated import Source, StatedFile, StatedObject, read_coco
+from swin_dense.workbench.configs.stated import Source, StatedFile, StatedObject
 
 _MOST_ALONE = 100  # images that are asked about one by one
 _ROUNDING = 2.0  # pixels

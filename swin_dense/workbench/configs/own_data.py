@@ -19,6 +19,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs.beside import share_of, split_annotations, split_names, write_beside, write_copies
+from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.experiment import (
     SPLITS,
     TEXT_MODELS,
@@ -29,11 +30,10 @@ from swin_dense.workbench.configs.experiment import (
     loads_masks,
     mapped_values,
 )
+from swin_dense.workbench.configs.files import endings_in, hint_on_name
 from swin_dense.workbench.configs.image_size import set_image_size
-from swin_dense.workbench.configs.images import endings_in, hint_on_name
 from swin_dense.workbench.configs.schedule import set_length
 from swin_dense.workbench.configs.settings import merge_settings
-from swin_dense.workbench.configs.stated import read_coco
 
 _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.

@@ -23,8 +23,10 @@ from mmengine.structures import InstanceData, PixelData
 from pycocotools import mask as mask_tools
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
+from swin_dense.utils.checks import described
+from swin_dense.workbench.configs.coco import shown
 from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
-from swin_dense.workbench.configs.hints import Case, described, hint_on_evaluation
+from swin_dense.workbench.configs.hints import Case, hint_on_evaluation
 from swin_dense.workbench.configs.missed import add_missed, explain
 from swin_dense.workbench.configs.question import (
     PerfectScore,
@@ -38,7 +40,7 @@ from swin_dense.workbench.configs.question import (
     used_of,
 )
 from swin_dense.workbench.configs.samples import loading_steps
-from swin_dense.workbench.configs.stated import Source, Stated, StatedObject, shown
+from swin_dense.workbench.configs.stated import Source, Stated, StatedObject
 
 _SCORE = 0.9  # of each answer
 _MOST_PAIRS = 200  # of a label and an answer that the evaluators of pixels are asked about one by one

@@ -21,11 +21,13 @@ from swin_dense.utils.checks import first_few
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.anchors import notes_on_anchors
 from swin_dense.workbench.configs.classes import check_classes
+from swin_dense.workbench.configs.coco import shown
 from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope
-from swin_dense.workbench.configs.images import check_images, endings_in, hint_on_name, other_size
+from swin_dense.workbench.configs.files import endings_in, hint_on_name
+from swin_dense.workbench.configs.images import check_images, other_size
 from swin_dense.workbench.configs.samples import load_samples
 from swin_dense.workbench.configs.segmentations import check_mask
-from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks, shown
+from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels

@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS
 
-from swin_dense.utils.checks import first_few
+from swin_dense.utils.checks import described, first_few
 from swin_dense.workbench.configs import hints
 from swin_dense.workbench.configs.experiment import DataSet, dicts
 from swin_dense.workbench.configs.images import sample_evenly
@@ -53,7 +53,7 @@ def load_sample(source: Source, sample: Any, pipeline: Compose) -> Any:
             path = sample.get('img_path')
             raise ValueError(
                 f'{source.stated.name}: {path} cannot be loaded: {type(step).__name__} of {source.data.address}'
-                f'.pipeline fails ({hints.described(error)}){hints.hint_on_loading(step, error)}'
+                f'.pipeline fails ({described(error)}){hints.hint_on_loading(step, error)}'
             ) from error
         if results is None:  # a random transform that tries another image
             break
@@ -80,5 +80,5 @@ def _mixed(source: Source, around: Any, pipeline: Any) -> list[Any]:
         kinds = first_few(step.get('type') for step in around.pipeline)
         raise ValueError(
             f'{source.stated.name}: {source.data.address.rpartition(".")[0]}.pipeline fails for mixed images '
-            f'({hints.described(error)}), of its steps {kinds}{hints.hint_on_mixing(around.pipeline)}'
+            f'({described(error)}), of its steps {kinds}{hints.hint_on_mixing(around.pipeline)}'
         ) from error

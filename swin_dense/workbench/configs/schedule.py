@@ -18,9 +18,9 @@ from mmengine.optim.scheduler.param_scheduler import INF
 from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
+from swin_dense.utils.checks import described
 from swin_dense.workbench.configs.entries import walk
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.hints import described
 from swin_dense.workbench.configs.quietly import quiet
 
 _UNITS = {'max_epochs': ('epochs', '--epochs'), 'max_iters': ('iterations', '--iters')}

@@ -7,7 +7,6 @@ return.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import xml.etree.ElementTree as ElementTree
@@ -19,26 +18,18 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.checks import described
+from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco, shown
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.hints import described, hint_on_reading
+from swin_dense.workbench.configs.hints import hint_on_reading
 from swin_dense.workbench.configs.quietly import quiet, without_collection
 from swin_dense.workbench.configs.segmentations import decode_rle
 
-SPLIT_OF = 'split_of'  # entry of a file that `--val-share` writes: the file that it is a part of
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
 _LARGEST_BOX = 1e15
 # Keys that mmdet asks for, besides those that are checked here.
 _KEYS = {'annotations': ('area', 'bbox'), 'images': ('height', 'width')}
-# Entries that each section of COCO's format needs, and their types.
-_WORDS = {int: 'a whole number', str: 'text'}
-_IDS = (int, str)
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    'images': {'id': _IDS, 'file_name': (str,)},
-    'categories': {'id': _IDS, 'name': _IDS},
-    'annotations': {'id': _IDS, 'image_id': _IDS, 'category_id': _IDS},
-}
 
 
 class StatedObject(NamedTuple):
@@ -306,49 +297,6 @@ def _correctable(name: str, content: Any) -> str:
     return f'{whole}, in the part {os.path.basename(name)}' if is_part else name
 
 
-def read_coco(name: str | os.PathLike[str], backend_args: Any = None) -> Any:
-    """Return the content of a file of annotations in the format of COCO, in any encoding of Unicode.
-
-    Args:
-        name: its path or address.
-        backend_args: of mmengine's ``fileio``, as a data set has them.
-
-    Raises:
-        ValueError: it is no JSON, or sections or ids that every reader needs are missing or of another type.
-    """
-    name = os.fspath(name)
-    if not name.endswith('.json') or os.path.isdir(name):
-        raise ValueError(
-            f'{name} is no .json file, but annotations must be in the format of COCO; docs/own-data.md shows how to '
-            'convert those of Pascal VOC (XML) and YOLO (txt)'
-        )
-    try:
-        content = json.loads(fileio.get(name, backend_args=backend_args))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'{name} cannot be read as JSON ({error})') from error
-    for section, fields in _FIELDS.items():
-        entries = content.get(section) if isinstance(content, dict) else None
-        if entries is None and section == 'annotations':
-            continue
-        if not isinstance(entries, list):
-            raise ValueError(f'{name} is no file of annotations in the format of COCO, because it has no {section}')
-        for key, kinds in fields.items():
-            wrong = [one for one in entries if not isinstance(one, dict) or not isinstance(one.get(key), kinds)]
-            if wrong:
-                words = ' or '.join(_WORDS[kind] for kind in kinds)
-                raise ValueError(
-                    f'{name}: {key} of each of the {section} must be {words}, got {shown(wrong[0])} '
-                    f'({len(wrong)} of {len(entries)})'
-                )
-    return content
-
-
-def encoding_of(name: str | os.PathLike[str]) -> str:
-    """Return the encoding of a local file of JSON, as Python's own decoder detects it by the first bytes."""
-    with open(name, 'rb') as file:
-        return json.detect_encoding(file.read(4))
-
-
 def check_numbers(name: str, content: Any, with_masks: bool) -> None:
     """Raise ValueError for numbers that pycocotools would believe: it crashes or does not return for some of them.
 
@@ -408,10 +356,3 @@ def _are_bounded(values: Sequence[Any], most: float) -> bool:
         return max(map(abs, values), default=0) <= most and not math.isnan(sum(values))
     except (TypeError, OverflowError):  # text, and numbers beyond a float
         return False
-
-
-def shown(entry: Any) -> str:
-    """Return an entry of a file for a message, without its mask."""
-    if isinstance(entry, dict):
-        entry = {key: value for key, value in entry.items() if key not in ('segmentation', 'mask')}
-    return checks.shortened(repr(entry))
