@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
 ROOT = Path(__file__).parent.parent
-# What the core does without, by the names of the modules.
+# Packages that the core does not need, by the names of the modules.
 OPTIONAL_PACKAGES = [
     *('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'timm', 'triton', 'rich', 'tqdm', 'pyarrow', 'fsspec'),
     *('huggingface_hub', 'matplotlib', 'safetensors', 'tifffile', 'imagecodecs', 'zarr', 'skimage', 'pandas'),
@@ -157,7 +157,7 @@ def folders_named_in(path):
     """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, temporary."""
     packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
     folders = {str(ROOT), str(Path.home()), str(path.parent), f'{tempfile.gettempdir()}{os.sep}', *packages}
-    folders -= {os.sep, os.devnull}  # a home that is none
+    folders -= {os.sep, os.devnull}  # no folder, in place of a home
     contents = [path.read_bytes()]
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

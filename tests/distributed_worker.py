@@ -22,7 +22,7 @@ CASES = {
     'drop_path': {'drop_path_rate': 0.3},
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
-# What float32 could change shows in one case.
+# The effects of float32 show in one case.
 RUNS = [*((name, torch.float64) for name in CASES), ('all outputs', torch.float32)]
 
 

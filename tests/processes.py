@@ -60,7 +60,7 @@ def _main(arguments, out, err, cwd, first):
 
 
 def completed(command, status=0, **options):
-    """Run a program, expect an exit status, and return what it did."""
+    """Run a program, expect an exit status, and return its output."""
     command = [*map(str, command)]
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == status, f'{" ".join(command)}\n{done.stdout[-5000:]}{done.stderr[-5000:]}'
@@ -68,7 +68,7 @@ def completed(command, status=0, **options):
 
 
 def python(*arguments, status=0, cwd=None, **variables):
-    """Run Python in a process of its own, expect an exit status, and return what it did."""
+    """Run Python in a process of its own, expect an exit status, and return its output."""
     return completed([sys.executable, *arguments], status, cwd=cwd, env={**environment(), **variables})
 
 

@@ -22,7 +22,7 @@ def example():
 
 
 def records_of(content):
-    """Return what a perfect model predicts for annotations, by the names of the images."""
+    """Return the predictions of a perfect model for annotations, by the names of the images."""
     classes = {category['id']: category['name'] for category in content['categories']}
     records = {image['id']: {'instances': []} for image in content['images']}
     for annotation in content['annotations']:

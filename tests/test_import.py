@@ -1,4 +1,4 @@
-"""What importing the package imports and registers, without mmengine, with a broken one, and with a broken triton."""
+"""The imports and registrations of the package, also without mmengine, or with a broken mmengine or triton."""
 
 import ast
 import importlib

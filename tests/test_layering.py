@@ -30,9 +30,9 @@ LAYERS = [
     {'swin_dense'},
     {'commands'},
     {'__main__'},
-    {'integrations'},  # imported by nobody
+    {'integrations'},  # nothing imports it
 ]
-# What the workbench may import, and what may import it. Of the public names,
+# The modules that the workbench may import, and those that may import it. Of the public names,
 # which import nothing before they are asked for, three are theirs.
 WORKBENCH = {'utils', 'images', 'checkpoint', 'mm', 'export'}
 ABOVE_WORKBENCH = {'swin_dense', 'commands'}

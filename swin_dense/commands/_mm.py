@@ -129,7 +129,7 @@ def print_notes(command: str, notes: Sequence[str]) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--json', action='store_true', help='print what the checks of the data find as a line of JSON')
+    parser.add_argument('--json', action='store_true', help='print the results of the checks of data as a line of JSON')
 
 
 def raise_errors(checked: Checked, as_json: bool) -> None:

@@ -51,7 +51,7 @@ def add_normalization(
     """Add the options that state how the stored values of images become the input of a backbone."""
     group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std', note)
     per_channel: dict[str, Any] = {'nargs': '+', 'type': float, 'metavar': 'X'}
-    group.add_argument('--mean', help="one number or one per channel (default: ImageNet's)", **per_channel)
+    group.add_argument('--mean', help="a number, or a number per channel (default: ImageNet's)", **per_channel)
     group.add_argument('--std', help='likewise', **per_channel)
     group.add_argument('--scale', help=f'divides stored values, such as 10000 (default: {scale})', **per_channel)
     group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
@@ -150,7 +150,7 @@ def check_backbone(args: argparse.Namespace) -> None:
 
 
 def check_checkpoint(place: str, of_backbone: bool = True) -> None:
-    """Check that a checkpoint exists, unless it is an address, or names published weights; a folder may be one."""
+    """Check that a checkpoint exists, unless it is an address, or names published weights; it may be a folder."""
     place = place_of(place) if of_backbone else place
     if not is_address(place) and not Path(place).exists():
         advice = suggestion(place) if of_backbone else ''

@@ -36,9 +36,9 @@ VERSIONS = {
     'mmsegmentation': ('1.2.2', '1.3'),
     'triton': ('3.6', None),
 }
-# What exported models need besides one of RUNTIMES.
+# Packages that exported models need besides one of RUNTIMES.
 OF_EXPORTED = ('cv2', 'pycocotools')
-# What is tried: the package without which it is skipped, and code, run in a process of its own.
+# For each probe, the package without which it is skipped, and its code, which runs in a process of its own.
 PROBES = {
     'backbone': ('torch', 'import torch, swin_dense; b = swin_dense.SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), '
                  'num_heads=(1, 2, 4, 8)); b(torch.rand(1, 3, 70, 90))[-1].sum().backward()'),
@@ -104,7 +104,7 @@ def version_line(package: str) -> str:
 def tried(probe: tuple[str, str]) -> tuple[bool | None, str]:
     """Run a probe in a separate process, because a broken package can crash or hang.
 
-    Return whether it succeeded, None if it did not end in time, and what it printed.
+    Return whether it succeeded, None if it did not end in time, and its output.
     """
     package, code = probe
     if find_spec(package) is None:

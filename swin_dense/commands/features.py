@@ -42,7 +42,7 @@ DTYPES = ('float32', 'float16', 'bfloat16')
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('places', nargs='+', metavar='SRC', help='image, folder, quoted pattern or .txt list')
     parser.add_argument(
-        '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
+        '--out', required=True, type=Path, metavar='DIR', help='folder for the features, which may have some already'
     )
     add_checkpoint(parser)
     add_backbone(parser)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='resume from this checkpoint; without a value, from the last one in the work directory',
+        help='resume from this checkpoint; without a value, from the last checkpoint in the work directory',
     )
 
 

@@ -169,7 +169,7 @@ def _costs(stages: list[Stage]) -> list[dict[str, Any]]:
 
 
 def _series(name: str | int, window: Size, channels: int, maps: list[Size], start: int) -> dict[str, Any]:
-    """Return the cost of maps of whole windows; ``start`` is the index of the one that is shown first.
+    """Return the cost of maps of whole windows; ``start`` is the index of the map that the page shows first.
 
     ``sizes`` are (height, width, FLOPs of global attention, FLOPs of window attention).
     """

@@ -1,6 +1,6 @@
 """Export backbones, and modules around them, to ONNX, torch.export and TorchScript for any size; verify them.
 
-A name is imported when it is asked for, because the exporters take long to import.
+A name is imported when it is first used, because the exporters take long to import.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Export a backbone, or a module that contains one, to a file."""
+"""Export a backbone, or a module around a backbone, to a file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def export_model(
     A copy of the model is exported in evaluation mode, on its current device. The model itself does not change.
 
     Args:
-        model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors. Of a model
+        model: a backbone, or a module around it, that takes an image (B, C, H, W) and returns tensors. Of a model
             that ``torch.compile`` returned, the model before the compilation is exported.
         path: the destination. The suffix selects the format; an existing file is overwritten.
         dynamic: whether the file accepts any batch size, height and width. If False, it accepts only images of

@@ -34,4 +34,4 @@ def fold_constants(module: fx.GraphModule) -> fx.GraphModule:
         if not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    return fx.GraphModule(module, graph)  # a new module, without the input hooks of the old one
+    return fx.GraphModule(module, graph)  # a new module, because the old has hooks on its inputs

@@ -1,6 +1,6 @@
 """Feature extraction: reading images, batching, tiling, and storing feature maps or pooled vectors.
 
-A name, or a module such as ``swin_dense.features.folder``, is imported when it is asked for: listing images needs no
+A name, or a module such as ``swin_dense.features.folder``, is imported when it is first used: listing images needs no
 torch.
 """
 

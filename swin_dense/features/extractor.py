@@ -39,7 +39,7 @@ class Extractor:
         device: the device to compute on; None for a GPU if available, else the CPU.
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
-        autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None starts none.
+        autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None for no autocast.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.
@@ -96,8 +96,8 @@ class Extractor:
         """Return the features of a batch of images.
 
         Args:
-            rows: columns, as numpy arrays or lists of equal length. The images are taken from the first of these
-                columns that exists: 'bytes' (contents of image files), 'image' (decoded images, or any other source of
+            rows: columns, as numpy arrays or lists of equal length. The images are the first of these columns
+                that exists: 'bytes' (contents of image files), 'image' (decoded images, or any other source of
                 :func:`swin_dense.images.reading.read_image`), 'path'.
 
         Returns:

@@ -127,20 +127,20 @@ def extract_pyramid(
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays.
         levels: strides of the maps to return; None for all of the backbone.
         normalization: a :class:`swin_dense.features.Normalization`, or a name for :func:`swin_dense.features.preset`.
-            None is the one that the loaded weights are known to expect, else ImageNet's.
+            None is that which the loaded weights expect, if their publisher is recognised, else ImageNet's.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
         tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
             :func:`swin_dense.features.tiling.tile_alignment`; None for the whole image at once.
         overlap: pixels read beyond each side of a tile, one integer or (vertical, horizontal). None takes the smallest
-            overlap that gives the features of the whole image; a smaller one is faster and approximate.
+            overlap that gives the features of the whole image; a smaller overlap is faster and approximate.
         out: with ``tile`` and one image, a folder for one ``stride_<s>.npy`` per level, of which the returned maps are
             views. Files of an earlier image are replaced only when all new files are complete.
         page: page of a file or frame of an animation, counted from 0; None for the only page or the first frame.
         max_side: downscale images with a longer side until it has this many pixels; not allowed with ``tile``.
         device: device to compute on, to which the backbone is moved; None keeps the backbone's device.
-        dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that which the backbone computes in.
-        autocast: dtype of ``torch.autocast``, float16 or bfloat16; None starts none, but keeps one around the call.
+        dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that of the backbone.
+        autocast: dtype of ``torch.autocast``, float16 or bfloat16; None keeps the setting around the call.
         gradients: record the autograd graph, to the parameters and to images given as tensors that require gradients.
             With ``with_cp``, call ``backbone.eval()`` before: the backward pass computes blocks again, in their mode.
 
@@ -149,7 +149,7 @@ def extract_pyramid(
 
     Raises:
         FileNotFoundError: a path does not exist.
-        ImageError: an image cannot be read, does not fit the backbone, or has several pages and none is chosen.
+        ImageError: an image cannot be read, does not fit the backbone, or has several pages and needs ``page``.
         ValueError: an option has an invalid value, or options contradict each other.
         TypeError: an image or an option has the wrong type.
 

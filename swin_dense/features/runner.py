@@ -39,7 +39,7 @@ class Item(NamedTuple):
     """One image by its name."""
 
     name: str
-    source: Any  # for read_image; None if there is none
+    source: Any  # for read_image; None without an image
 
 
 # An image with its (height, width) and its maps or vectors by stride, or with (0, 0) and an error.
@@ -142,7 +142,7 @@ def batches(
 ) -> Iterator[tuple[list[Key], Tensor | Other]]:
     """Group images (C, H, W) by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
 
-    What is not a tensor is yielded by itself at once. If too many images wait, they are yielded as smaller batches.
+    Items that are no tensors are yielded at once, singly. If too many images wait, they are yielded as smaller batches.
     """
     waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
     for key, image in images:

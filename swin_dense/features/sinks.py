@@ -26,8 +26,8 @@ Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 class MapSink:
     """Assemble the maps in arrays, which ``make`` allocates when the first block arrives.
 
-    It is :func:`in_memory`, or what the functions below return, and is called with the shapes by stride and a tensor
-    with the dtype and device of the maps. It returns a function from a stride to the array of that level.
+    It is :func:`in_memory` or a result of the functions below. It takes the shapes by stride, and a tensor with the
+    dtype and device of the maps, and returns a function from a stride to the array of that level.
     """
 
     def __init__(self, image_size: Size, make: Make) -> None:
@@ -94,7 +94,7 @@ def _to_numpy(values: Tensor) -> np.ndarray:
 class PooledSink:
     """Pool each level of an image to one vector; ``pool`` is a key of ``POOLINGS``.
 
-    Like :class:`MapSink`, it is given the blocks of one tile at a time; those of all calls cover every level once.
+    Like :class:`MapSink`, it takes the blocks of one tile at a time; those of all calls cover every level once.
     """
 
     def __init__(self, pool: str) -> None:

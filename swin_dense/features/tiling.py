@@ -2,7 +2,7 @@
 
 Tiles start and end at window borders of every stage, so the windows of a tile are windows of the image. Near the sides
 of a tile, shifted windows lack the pixels beyond it. The error spreads by a known number of cells per block, so an
-overlap of :func:`exact_overlap` gives the features of the whole image, and a smaller one approximates them.
+overlap of :func:`exact_overlap` gives the features of the whole image, and a smaller overlap approximates them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from os import PathLike
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, TiffImagePlugin
+from PIL import Image
+from PIL import TiffImagePlugin as TAGS
 
 from swin_dense.images import tiff
 from swin_dense.images.pixels import ORIENTATION, quiet_decoders
@@ -63,16 +64,14 @@ def read_header(file: str | PathLike[str] | bytes) -> Header | None:
 
 
 def _tiff_header(start: bytes, file: BinaryIO) -> Header:
-    tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start[: 16 if start[2] == _BIG_TIFF else 8])
+    tags: Any = TAGS.ImageFileDirectory_v2(start[: 16 if start[2] == _BIG_TIFF else 8])
     file.seek(tags.next)
     tags.load(file)
-    bits, formats = tags.get(258, (1,)), tags.get(339, (1,))
-    bands, colours = tags.get(277, 1), _COLOURS.get(tags.get(262, 1), 1)
-    orientation = tags.get(ORIENTATION, 1)
-    is_known = orientation in range(1, 9)
-    extra = len(tags.get(338, ())) or max(0, bands - colours)
-    size = (tags[256], tags[257])
-    return Header('TIFF', size, max(bits), _SIGNS.get(formats[0], 'u'), bands, extra, orientation if is_known else 1)
+    bits, formats = tags.get(TAGS.BITSPERSAMPLE, (1,)), tags.get(TAGS.SAMPLEFORMAT, (1,))
+    bands, colours = tags.get(TAGS.SAMPLESPERPIXEL, 1), _COLOURS.get(tags.get(TAGS.PHOTOMETRIC_INTERPRETATION, 1), 1)
+    extra = len(tags.get(TAGS.EXTRASAMPLES, ())) or max(0, bands - colours)
+    size = (tags[TAGS.IMAGEWIDTH], tags[TAGS.IMAGELENGTH])
+    return Header('TIFF', size, max(bits), _SIGNS.get(formats[0], 'u'), bands, extra, _orientation(tags))
 
 
 def _pil_header(image: Image.Image) -> Header:
@@ -81,14 +80,12 @@ def _pil_header(image: Image.Image) -> Header:
         bits = 16
     bands = image.getbands()
     # PIL decodes a PNG without EXIF to look for it.
-    orientation = image.getexif().get(ORIENTATION, 1) if 'exif' in image.info else 1
-    is_known = orientation in range(1, 9)
-    return Header(
-        image.format or '',
-        image.size,
-        bits,
-        'f' if image.mode == 'F' else 'u',
-        len(bands),
-        int(bands[-1] in 'Aa'),
-        orientation if is_known else 1,
-    )
+    orientation = _orientation(image.getexif()) if 'exif' in image.info else 1
+    kind = 'f' if image.mode == 'F' else 'u'
+    return Header(image.format or '', image.size, bits, kind, len(bands), int(bands[-1] in 'Aa'), orientation)
+
+
+def _orientation(tags: Any) -> int:
+    """Return the orientation in tags of EXIF or TIFF; 1, which is upright, for values that EXIF does not define."""
+    orientation = tags.get(ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1

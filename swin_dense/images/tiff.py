@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT, SAMPLESPERPIXEL
 
 from swin_dense.images.pixels import ImageError, Pixels, upright, within_16_bits
 
@@ -20,7 +21,7 @@ _CONVERTED_BY_PIL = ('MINISWHITE', 'PALETTE', 'SEPARATED', 'YCBCR', 'CIELAB', 'I
 _WHOLE_BITS = (8, 16, 32, 64)
 _BITS_OF_PIL = (1, 2, 4)  # packed, on the scale of 8 bits
 _ALPHA = (1, 2)  # values of the tag ExtraSamples
-_BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT, _DEPTH = 258, 262, 277, 339, 32997
+_DEPTH = 32997  # tag ImageDepth
 _SLICES = 'not an image; pass its slices as arrays'
 _logger = logging.getLogger(__package__)
 
@@ -116,13 +117,13 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     tags: Any = image.tag_v2  # type: ignore[attr-defined]
     if tags.get(_DEPTH, 1) > 1:
         raise ImageError(f'it is a volume, {_SLICES}')
-    bits, formats = set(tags.get(_BITS, (1,))), set(tags.get(_SAMPLE_FORMAT, (1,)))
+    bits, formats = set(tags.get(BITSPERSAMPLE, (1,))), set(tags.get(SAMPLEFORMAT, (1,)))
     is_kept = (
         (bits <= {1, 2, 4, 8} and formats == {1})
-        or (bits == {16} and image.mode.startswith('I;16') and tags.get(_PHOTOMETRIC) == 1)
+        or (bits == {16} and image.mode.startswith('I;16') and tags.get(PHOTOMETRIC_INTERPRETATION) == 1)
         or bits == {32}
     )
-    if not is_kept or tags.get(_BANDS, 1) != len(image.getbands()):
+    if not is_kept or tags.get(SAMPLESPERPIXEL, 1) != len(image.getbands()):
         raise ImageError(
             'PIL would lose bands or bits of it; convert it to RGB of 8 or 16 bits'
             f'{_install("tifffile", "imagecodecs")}'

@@ -36,9 +36,10 @@ def layer_norm_by_kernel(
             return None
     import swin_dense.ops.triton.choice as choice
     import swin_dense.ops.triton.norm as kernel
+    import swin_dense.ops.triton.trials as trials
 
     # A small norm is tried too, for the CUDA graphs to come: the host launches nothing there.
-    trial = (choice.NormTrial, x.device, dtype, x.dtype, weight.dtype, x.shape[-1], torch.is_grad_enabled())
+    trial = (trials.NormTrial, x.device, dtype, x.dtype, weight.dtype, x.shape[-1], torch.is_grad_enabled())
     is_right = choice.reasons[trial] is None
     is_small = torch.is_grad_enabled() and x.numel() < LEAST_IN_TRAINING
     if not is_right or (is_small and not torch.cuda.is_current_stream_capturing()):

@@ -40,7 +40,7 @@ def counted(config, shape):
     return count(build_on_meta(Config.fromfile(CONFIGS / config)), *shape, run_on_shapes)
 
 
-# Models of one family differ in their configs alone, whose sizes tests/tools/test_zoo.py compares.
+# Models of one family differ only in their configs, whose sizes tests/tools/test_zoo.py compares.
 @pytest.mark.parametrize(('config', 'shape', 'millions', 'gigaflops'), PUBLISHED)
 def test_published_figures(config, shape, millions, gigaflops):
     result = counted(config, shape)

@@ -125,7 +125,7 @@ def test_objects_that_are_not_read_are_named(tmp_path, source, backbone):
 
 @pytest.mark.parametrize('save', [save_zipped, save_legacy])
 def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, save):
-    """What it names is never called; the weights beside it load."""
+    """Nothing that it names is called; the weights beside it load."""
     trap, path = tmp_path / 'trap', tmp_path / 'evil.pth'
     save({'model': source.state_dict(), 'x': Runs(os.system, f'touch {trap}')}, path)
     load(backbone, path)

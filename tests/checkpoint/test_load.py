@@ -127,7 +127,7 @@ def test_unbuilt_stages_and_unreturned_norms_are_left_out():
 
 
 def test_one_conversion_serves_several_models():
-    """Neither converting nor comparing changes what it is given."""
+    """Neither converting nor comparing changes its input."""
     source = build(1, use_abs_pos_embed=True, pretrain_img_size=32)
     state = {**export_state_dict(source, 'official'), 'norm.weight': torch.ones(64), 'norm.bias': torch.ones(64)}
     before = {name: tensor.clone() for name, tensor in state.items()}

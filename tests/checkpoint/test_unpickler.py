@@ -20,7 +20,7 @@ from tests.checkpoint import test_hostile_files as hostile
 from tests.checkpoint.helpers import SAVERS, Runs, save_zipped
 from tests.checkpoint.programs import NAMES, pickle_program, pushed, zipped_records
 
-# What a name can stand for.
+# Objects that a name can stand for.
 KNOWN = [*ALLOWED.values(), unpickler._storage_from_bytes]
 
 

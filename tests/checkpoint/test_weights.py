@@ -43,7 +43,7 @@ class Row:
     Attributes:
         family: the code base whose names the weights have.
         norms: stages with an output norm in the file.
-        prefix: what is before the names.
+        prefix: of the names.
         twin: what is before the names of a copy of the weights, if there is one.
         under: the key of the weights in the file, if they are not alone.
         ending: the file's.

@@ -1,4 +1,4 @@
-"""`swin-dense doctor` in complete and in broken environments, where it reports what is broken instead of failing."""
+"""`swin-dense doctor` in complete and in broken environments, where it reports the fault instead of failing."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""No output replaces or deletes what is no regular file, and a symbolic link is written through to its file."""
+"""No output replaces or deletes anything but regular files, and a symbolic link is written through to its file."""
 
 import ast
 import os
@@ -71,7 +71,7 @@ WRITERS = [
 
 
 def at(path):
-    """Return what is at a path, without following a link there, to compare before and after."""
+    """Return the content of a path, without following a link there, to compare before and after."""
     status = path.lstat()
     return stat.S_IFMT(status.st_mode), status.st_ino, status.st_rdev
 

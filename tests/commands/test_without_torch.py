@@ -20,7 +20,7 @@ PAGE = (ROOT / 'docs' / 'files.md').read_text()
 
 
 def install_lines():
-    """Return the commands of the page that install what a file needs."""
+    """Return the commands of the page that install the packages that a file needs."""
     section = PAGE[PAGE.index('\n### Run the file\n') :]
     lines = re.search(r'\n\n((?: {4}pip install .*\n)+)', section)[1].splitlines()
     return [line.split() for line in lines]
@@ -28,7 +28,7 @@ def install_lines():
 
 @pytest.fixture(scope='module')
 def environment(tmp_path_factory):
-    """Return the folder of the programs of an environment with what the page installs, and nothing else."""
+    """Return the folder of the programs of an environment with only the packages that the page installs."""
     folder = tmp_path_factory.mktemp('without torch')
     clone = copy_clone(folder / 'clone', without=['tests/', 'docs/', 'benchmarks/'])
     subprocess.run([sys.executable, '-m', 'venv', folder / 'environment'], check=True)

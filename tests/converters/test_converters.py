@@ -51,7 +51,7 @@ def test_the_outputs_are_those_of_the_model(tmp_path, target, name):
 @needs('coremltools')
 @pytest.mark.parametrize('name', MODELS)
 def test_core_ml_converts_the_file(tmp_path, name):
-    """It runs on macOS alone, so only its inputs and outputs are compared."""
+    """It runs only on macOS, so only its inputs and outputs are compared."""
     file, img, expected = exported(name, tmp_path)
     package, _ = converters.to_coreml(file, tmp_path, img)
     description = importlib.import_module('coremltools').models.MLModel(str(package)).get_spec().description

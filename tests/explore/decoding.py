@@ -1,4 +1,4 @@
-"""A decoder of pages, written from the description of their format alone."""
+"""A decoder of pages, written only from the description of their format."""
 
 import base64
 import json

@@ -20,7 +20,7 @@ from tests.export.test_export import Pooled, build
 
 @pytest.fixture
 def traced(monkeypatch, tmp_path):
-    """Return a function that exports a model without a writer, and returns what a writer would be given."""
+    """Return a function that exports a model without a writer, and returns the arguments for a writer."""
     given = []
 
     def write(model, interface, opset, path):

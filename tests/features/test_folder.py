@@ -1,4 +1,4 @@
-"""`swin-dense features`: its output, and what a second run does."""
+"""`swin-dense features`: its output, and the effect of a second run."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""SwinDense is registered with the backbone alone, and a config that names what cannot be imported gets the reason."""
+"""SwinDense is registered if only the backbone can be imported; a config with another class gets the reason."""
 
 import itertools
 

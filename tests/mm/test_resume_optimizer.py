@@ -18,7 +18,7 @@ UNUSED = ('backbone.norm0', 'backbone.norm1', 'backbone.norm2')  # the model of 
 
 
 def train(folder, kind, frozen, steps, *words, extra=BY_PARAMETER, check=True):
-    """Train up to a step in a folder, and return the checkpoint, or the error if there is one."""
+    """Train up to a step in a folder, and return the checkpoint or the error."""
     lines = [
         f"model['backbone'].update(type='{kind}', frozen_stages={frozen})",
         f"train_cfg['max_iters'] = {steps}",

@@ -58,7 +58,7 @@ def test_gradients_with_every_activation(act, kind):
 
 @pytest.mark.parametrize('act', ['SiLU', 'Hardswish', 'Mish', 'ReLU', 'LeakyReLU', 'ELU'])
 def test_gradients_with_activations_in_place(act):
-    """They overwrite what the first layer returns, in both computations."""
+    """They overwrite the output of the first layer, in both computations."""
     in_place = make(act_cfg={'type': act, 'inplace': True})
     out_of_place = make(act_cfg={'type': act}, with_cp=False)
     assert_near(gradients(in_place), gradients(out_of_place), 1e-12)

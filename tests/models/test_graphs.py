@@ -1,4 +1,4 @@
-"""Which passes of a backbone are replayed, and that each gives what an eager pass gives.
+"""Which passes of a backbone are replayed, and that each equals an eager pass.
 
 Torch's own ``make_graphed_callables`` runs on a CPU here, with a stand-in for CUDA graphs: it records the operations of
 a capture, and a replay repeats them on the same memory. Tests marked gpu capture CUDA graphs.

@@ -1,4 +1,4 @@
-"""Compare the backbones in float64 with a Swin that is written out from the papers, with torch alone.
+"""Compare the backbones in float64 with a Swin that is written from the papers, only with torch.
 
 Attention within windows is that of tests/textbook.py. Scale, order of the position bias, order of the merging and norms
 are written here again; only the names and shapes of the parameters come from the package.

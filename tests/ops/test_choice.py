@@ -397,7 +397,7 @@ def test_a_trial_ignores_captures_of_other_threads(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(gpu.ctypes, 'CDLL', Driver)
     monkeypatch.setattr(attention, 'forward', forward)
-    assert choice.has_passed(TRIAL._replace(has_gradients=False))
+    assert choice.reasons[(trials.AttentionTrial, *TRIAL._replace(has_gradients=False))] is None
     (thread, mode), thread_of_kernel = calls
     assert thread == thread_of_kernel != threading.get_ident()
     assert mode == 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h

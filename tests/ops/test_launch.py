@@ -14,7 +14,7 @@ from tests.ops.devices import run_python
 
 
 class Kernel:
-    """A kernel that records what it is compiled for and launched with."""
+    """A kernel that records the types of its compilation and the arguments of its launches."""
 
     arg_names = ('x', 'out', 'rows', 'eps', 'BLOCK')
 

@@ -198,7 +198,7 @@ def _right_kernel(monkeypatch, _on_a_gpu):
 
 @pytest.mark.usefixtures('_right_kernel')
 def test_a_right_kernel_passes():
-    assert choice.has_passed(NORM_TRIAL)
+    assert choice.reasons[(trials.NormTrial, *NORM_TRIAL)] is None
 
 
 FAULTS = [
@@ -221,7 +221,7 @@ FAULTS = [
 def test_a_kernel_that_errs_is_not_used_and_a_warning_says_so(monkeypatch, dtype, function, fault):
     monkeypatch.setattr(norm, function, fault)
     with pytest.warns(UserWarning, match=r"is torch's LayerNorm on cpu.*differ.*norm_cfg=torch.nn"):
-        assert not choice.has_passed(NORM_TRIAL._replace(out_dtype=dtype))
+        assert choice.reasons[(trials.NormTrial, *NORM_TRIAL._replace(out_dtype=dtype))]
 
 
 class OnGpu(torch.Tensor):

@@ -63,7 +63,7 @@ def attend(case, tensors, backend, scale=None, dropout=0.0):
     if pad_kv is not None:
         is_padding = F.pad(torch.zeros_like(qkv[..., :1]), pads, value=1.0)
         padded = padded + is_padding * F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
-    # The kernel reads what the layer returns, and no other value of the map.
+    # The kernel reads the output of the layer, and no other value of the map.
     out = ops.window_attention(
         padded[..., :channels],
         lambda _: padded,

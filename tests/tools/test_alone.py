@@ -1,4 +1,4 @@
-"""benchmarks/alone.py refuses models with different outputs, and records what it measures in processes of their own."""
+"""benchmarks/alone.py refuses models with different outputs, and records measurements from processes of their own."""
 
 import sys
 

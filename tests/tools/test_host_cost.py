@@ -1,4 +1,4 @@
-"""What the host does in a pass of a Swin-T has a limit, so that a call that each block makes is noticed."""
+"""The work of the host in a pass of a Swin-T has a limit, so that a call that each block makes is noticed."""
 
 import sys
 

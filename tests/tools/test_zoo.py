@@ -132,7 +132,7 @@ def test_metafile_agrees_with_the_config(config):
     assert ('multi-scale crop' in schedule) == ('RandomChoice' in str(resolved.train_pipeline))
 
 
-# One recipe per model; the others differ in data and schedule alone.
+# One recipe per model; the others differ only in data and schedule.
 DISTINCT = list({json.dumps(recipe.counted): config for config, recipe in RECIPES.items() if recipe.counted}.values())
 
 

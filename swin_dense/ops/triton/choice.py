@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.ops.triton import gpu
-from swin_dense.ops.triton.trials import AttentionTrial, NormTrial, Trial
+from swin_dense.ops.triton.trials import AttentionTrial, Trial
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import compat, private
 
@@ -67,11 +67,6 @@ def is_kernel(
 @private.assume_constant_result  # torch.compile calls it while it traces, and cannot trace a trial
 def _has_passed(*trial: Any) -> bool:
     return reasons[trial] is None
-
-
-def has_passed(trial: AttentionTrial | NormTrial) -> bool:
-    """Return whether the kernel of a trial is right on this machine; later calls repeat the answer."""
-    return reasons[(type(trial), *trial)] is None
 
 
 def _reason_against(trial: Trial) -> str | None:
