@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,7 +159,8 @@ def _different_splits(experiment: Experiment, splits: Sequence[str]) -> list[str
 
 def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image: bool) -> list[Source]:
     """Check the data sets of a split, and return them as they were read; none if one is wrong or was not read."""
-    checks = {'mmdet': check_objects, 'mmseg': check_masks}
+    trained = [found for data, found in checked.found if data.split == 'train']
+    checks: dict[str, Any] = {'mmdet': check_objects, 'mmseg': partial(check_masks, trained=trained)}
     sources: list[Source | None] = []
     for dataset in datasets:
         source = None

@@ -115,6 +115,7 @@ class Found(NamedTuple):
     used_images: int | None = None  # that the framework uses; None if it is not known
     files: frozenset[str] = frozenset()  # the paths of its images
     samples: Sequence[Any] = ()  # some images, as its pipeline returns them
+    pixels: Any = None  # of a segmentor, a PixelTrip: the values of its masks and their labels
 
 
 class DataSet:

@@ -271,7 +271,7 @@ EXPLANATIONS = [  # the first that holds
     Explanation(
         'of class {pixel_classes[0]}, but the model has {class_count} classes',
         lambda case: case.pixel_classes is not None and case.pixel_classes[0] >= case.class_count,
-        '--ignore {pixel_classes[0]} ignores it, --mask-values maps it; or name all classes with --classes',
+        'give the masks the values of the training data, and write 255 where pixels have no label',
     ),
     Explanation(
         'that are of class {pixel_classes[0]} here, but of {pixel_classes[1]} in the training data',

@@ -3,75 +3,40 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mmcv
 import numpy as np
 from mmengine import fileio
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.configs.experiment import DataSet, Found, dicts, in_its_scope, is_local, mapped_values
+from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope, is_local
 from swin_dense.workbench.configs.files import endings_in, missing_files
 from swin_dense.workbench.configs.images import check_images, other_size, reads_files, sample_evenly
+from swin_dense.workbench.configs.pixel_trip import PixelTrip, notes_on_pixels
 from swin_dense.workbench.configs.quietly import quiet
 from swin_dense.workbench.configs.samples import load_sample, load_samples, loading_steps
 from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
-_MANY_VALUES = 32  # that are no class: more than annotators add by mistake
-
-
-@dataclass
-class PixelTrip:
-    """What became of the pixels of a sample of masks.
-
-    Attributes:
-        masks: the number of masks.
-        pixels: the number of pixels, by the value in the file and the label that the framework makes of it.
-        example: the path of a mask that has such pixels.
-    """
-
-    masks: int
-    pixels: Counter[tuple[int, int]] = field(default_factory=Counter)
-    example: dict[tuple[int, int], str] = field(default_factory=dict)
-
-    def add(self, path: str, stored: np.ndarray, labels: np.ndarray) -> None:
-        """Add a mask, as it is stored and as the framework labels it."""
-        pairs, counts = np.unique(stored.astype(np.int64) * 256 + labels, return_counts=True)
-        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            self.pixels[divmod(pair, 256)] += count
-            self.example.setdefault(divmod(pair, 256), path)
-
-    @property
-    def stored(self) -> set[int]:
-        """The values in the files."""
-        return {value for value, _ in self.pixels}
-
-    def values_of_labels(self, ignored: Collection[int]) -> dict[int, list[int]]:
-        """Return the values in the files that have each label, but for labels that are ignored."""
-        values: dict[int, list[int]] = {}
-        for value, label in sorted(self.pixels):
-            if label not in ignored:
-                values.setdefault(label, []).append(value)
-        return values
 
 
 @in_its_scope
-def check_masks(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
+def check_masks(
+    data: DataSet, source: Source | None, every_image: bool = False, trained: Sequence[Found] = ()
+) -> Found:
     """Check a data set of mmseg by the round trip of a sample of its masks, and all names of its files.
 
-    With ``every_image``, every mask is read and every image decoded. The result has notes on the data and on anything
+    With ``every_image``, every mask is read and every image decoded. The masks are compared with those of ``trained``,
+    what this function has returned for the data sets of the training. The result has notes on the data and on anything
     unusual; ValueError is raised for errors.
     """
     if not data.kind:
@@ -99,75 +64,12 @@ def check_masks(data: DataSet, source: Source | None, every_image: bool = False)
             raise ValueError(other_size(f'the mask {path} has', stored.shape[::-1], read, images[image], advice))
         trip.add(path, stored, load_sample(source, sample, label)['gt_seg_map'])
     notes = [f'{len(source.loaded)} masks, one for each image; read the values of {trip.masks}', *notes]
-    notes += _notes_on(trip, source, mapped_values(steps), steps)
+    notes += notes_on_pixels(trip, source, steps, [found.pixels for found in trained if found.pixels])
     used = len(source.samples)
     if used < len(source.loaded):
         notes.append(f'mmseg uses {used} of {len(source.loaded)} images (indices={data.entry.get("indices")})')
     folder, files = source.built.data_prefix['seg_map_path'], frozenset(map(os.path.realpath, of_image))
-    return Found([f'{folder}: {note}' for note in notes], used, files, load_samples(source))
-
-
-def _notes_on(trip: PixelTrip, source: Source, mapped: Sequence[int] | None, steps: Sequence[Any]) -> list[str]:
-    """Return notes on ignored pixels, on values of one class, and on classes that do not occur.
-
-    Raise ValueError for values that are no class, and for masks of one class beside ignored pixels.
-    """
-    experiment = source.data.experiment
-    count = experiment.class_count or len(source.data.classes) or IGNORED_LABEL
-    no_class = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {IGNORED_LABEL}
-    ignored = {pair: pixels for pair, pixels in trip.pixels.items() if pair[1] in no_class}
-    listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
-    wrong = [pair for pair in trip.pixels if pair not in ignored and pair[1] >= count]
-    _check_values([*wrong, *(pair for pair in ignored if pair[0] not in {*listed, IGNORED_LABEL})], trip, count, mapped)
-    values_of = trip.values_of_labels(no_class)
-    if len(values_of) <= 1 and IGNORED_LABEL in trip.stored and mapped is None:
-        folder, given = source.built.data_prefix['seg_map_path'], ','.join(map(str, sorted(trip.stored)))
-        raise ValueError(
-            f'the {trip.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
-            'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
-        )
-    notes = []
-    if ignored:
-        notes.append(_note_on_ignored(ignored, trip.pixels.total(), source.built.reduce_zero_label))
-    for label, values in values_of.items():
-        if len(values) > 1:
-            notes.append(f'the values {first_few(values)} are one class, {label}')
-    names = source.built.metainfo.get('classes') or range(count)
-    rest = [name for index, name in enumerate(names) if index not in values_of]
-    if rest:
-        notes.append(f'in these masks, {len(rest)} of {len(names)} classes do not occur: {first_few(rest)}')
-    return notes
-
-
-def _note_on_ignored(ignored: Mapping[tuple[int, int], int], total: int, reduces_zero: bool) -> str:
-    """Return the share of ignored pixels, given by value and label, and their values."""
-    share = 100 * sum(ignored.values()) / total
-    zero = ' (reduce_zero_label=True ignores 0)' if reduces_zero else ''
-    given = ', '.join(map(str, sorted({value for value, _ in ignored})))
-    return f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}'
-
-
-def _check_values(wrong: Sequence[tuple[int, int]], trip: PixelTrip, count: int, mapped: Sequence[int] | None) -> None:
-    """Raise ValueError if there are pixels whose values are no class: pairs of a value and its label."""
-    if not wrong:
-        return
-    values = sorted({value for value, _ in wrong})
-    pixels = sum(trip.pixels[pair] for pair in wrong)
-    known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
-    cure = (
-        f'to ignore others ({pixels} pixels of {trip.masks} masks), write the config with `swin-dense config ... '
-        f'--ignore {",".join(map(str, values))}`; if classes have other values than their indices, with '
-        '`--mask-values`; otherwise name all classes, with `--classes`'
-    )
-    if len(values) >= _MANY_VALUES:
-        cure = (
-            f'{pixels} pixels of {trip.masks} masks have {len(values)} such values, as JPEG or an interpolation leaves '
-            'them between classes; write masks as .png, and resize them by nearest neighbor'
-        )
-    raise ValueError(
-        f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; {cure}'
-    )
+    return Found([f'{folder}: {note}' for note in notes], used, files, load_samples(source), trip)
 
 
 def labels_of_values(entry: Any) -> list[int] | None:
@@ -234,9 +136,15 @@ def _check_names(data: DataSet) -> None:
 def _read_mask(path: str, backend_args: Any = None) -> np.ndarray:
     """Return the values that are stored in a mask, before mmseg makes them uint8."""
     try:
-        mask = mmcv.imfrombytes(fileio.get(path, backend_args), flag='unchanged', backend='pillow').squeeze()
+        with Image.open(io.BytesIO(fileio.get(path, backend_args))) as image:
+            is_lossy, mask = image.format == 'JPEG', np.array(image).squeeze()
     except Exception as error:  # of any decoder
         raise ValueError(f'the mask {path} cannot be read: {error}') from error
+    if is_lossy:
+        raise ValueError(
+            f'the mask {path} is a JPEG file, which stores other values than those that were drawn; write masks anew, '
+            'as .png'
+        )
     # Values beyond 8 bits, and NaN, are not converted: NumPy warns about them.
     are_bytes = mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(np.uint8)).all()
     if mask.ndim != 2 or not are_bytes:

@@ -106,7 +106,7 @@ class PerfectScore:
         )
         text = f'{self.split}: a perfect model would score {figures}'
         if self.asked < self.images:
-            text += f' (asked about {self.asked} of {self.images} images)'
+            text += f' (on a sample of {self.asked} of its {self.images} images)'
         if self.is_perfect:
             return text
         if self.is_blind:

@@ -385,6 +385,67 @@ def test_values_that_are_no_class_are_refused_though_they_are_small_numbers(road
     assert mask_values(config) == [0, 1, 255]
 
 
+@pytest.mark.parametrize('split', ['training', 'validation'])
+@pytest.mark.parametrize('words', [(), ('--ignore', '2'), ('--classes', 'a,b,c')])
+def test_splits_that_number_their_classes_differently_are_one_error(roads, split, words):
+    """No advice makes them pass: to ignore the value of no class, or to name it."""
+    for path in roads.root.rglob(f'annotations/{split}/*.png'):
+        mask = np.array(Image.open(path))
+        Image.fromarray(np.where(mask == 255, 255, mask + 1).astype(np.uint8)).save(path)
+    said = roads.refused(*words)
+    if split == 'training' and not words:
+        assert 'value 2, but the classes are 0 to 1; if pixels of other values have no label' in said
+        return
+    message = r'The value \d occurs in .* alone, and [abc], which 4 of 4 masks have in .*, does not occur in'
+    assert re.search(message, said)
+    assert '--ignore' not in said
+
+
+def test_values_that_the_training_data_lack_are_not_advised_to_be_ignored(roads):
+    """Where all classes occur, too, no numbering can be seen."""
+    config = roads.write()
+    for path in roads.root.rglob('annotations/validation/*.png'):
+        mask = np.array(Image.open(path))
+        Image.fromarray(np.where(mask == 255, 7, mask).astype(np.uint8)).save(path)
+    for splits, values in ((SPLITS, ', 0, 1, 255'), (('test',), '')):
+        message = rf'value 7, .*; give the masks the values of the training data{values}, and write 255 where'
+        with pytest.raises(ValueError, match=message):
+            check_data(config, splits)
+
+
+def test_masks_of_few_images_may_lack_a_class(roads):
+    """A validation mask without a class, and with ignored pixels, is no other numbering."""
+    store(roads, lambda mask: Image.fromarray(np.where(mask == 255, 2, mask).astype(np.uint8)))
+    for path in roads.root.rglob('annotations/validation/*.png'):
+        if path.stem == '0':
+            mask = np.array(Image.open(path))
+            Image.fromarray(np.where(mask == 1, 255, mask).astype(np.uint8)).save(path)
+        else:
+            path.unlink()
+            (roads.root / 'images/validation' / path.name).unlink()
+    roads.write('--classes', 'a,b,c')
+
+
+def test_masks_in_jpeg_files_are_refused_whatever_their_values(roads):
+    for path in roads.root.rglob('annotations/*/*.png'):
+        Image.new('L', (SIDE, SIDE), 1).save(path, 'JPEG')
+    assert re.search(r'0\.png is a JPEG file, .*write masks anew, as \.png', roads.refused())
+
+
+@pytest.mark.parametrize('way', ['BILINEAR', 'NEAREST'])
+def test_masks_that_were_resized_by_interpolation_are_noted(roads, way):
+    """Between 0 and 2, an interpolation leaves 1, which is a class."""
+
+    def resized(mask):
+        image = Image.fromarray(np.where(mask == 1, 2, 0).astype(np.uint8))
+        return image.resize((SIDE // 2, SIDE // 2), 0).resize((SIDE, SIDE), getattr(Image.Resampling, way))
+
+    store(roads, resized)
+    notes = ' '.join(check_data(roads.write('--classes', 'a,b,c'), ('train',)))
+    assert bool(re.search(r'\d\d+ lines of up to 4 pixels .* without a line 0 times', notes)) == (way == 'BILINEAR')
+    assert ('interpolation' in notes) == (way == 'BILINEAR')
+
+
 def test_masks_of_a_lossy_format_are_said_to_be_so(roads):
     """No list of two hundred values to ignore."""
 
@@ -495,9 +556,9 @@ def test_a_mask_of_floats_is_refused_without_a_warning(tmp_path):
 
 
 def test_masks_of_colours_are_refused_with_their_colours(roads):
-    colours = np.array([(0, 0, 0), (128, 64, 128)], np.uint8)
+    colours = np.array([(0, 0, 0), (128, 64, 200)], np.uint8)
     store(roads, lambda mask: Image.fromarray(colours[(mask == 1).astype(int)]))
-    assert re.search(r'\(64, 64, 3\) .* with 2 colours \(0,0,0, 128,64,128\), as CVAT writes', roads.refused())
+    assert re.search(r'\(64, 64, 3\) .* with 2 colours \(0,0,0, 128,64,200\), as CVAT writes', roads.refused())
 
 
 def test_masks_of_test_time_augmentation_are_read_too(roads):
