@@ -153,14 +153,14 @@ def _fit_all(weights: ConvertedBackbone, target: Target, report: Report) -> dict
     fitted = {}
     for name in [name for name in target.shapes if name in weights.parameters]:
         given = weights.parameters[name].tensor
-        damaged = 0
         if given is not None and given.is_floating_point() and not given.is_meta:
             # In float32, because finite 64-bit values can overflow in the model.
             damaged = int((~given.float().isfinite()).sum())
+            if damaged:
+                report.damaged[name] = f'{damaged} of its {given.numel()} values are NaN or infinite'
+                continue
         tensor, how = _fit(name, weights, target)
-        if given is not None and damaged:
-            report.damaged[name] = f'{damaged} of its {given.numel()} values are NaN or infinite'
-        elif tensor is None:
+        if tensor is None:
             report.mismatched[name] = how
         else:
             fitted[name] = tensor
