@@ -121,6 +121,17 @@ def config_to_run(args: argparse.Namespace) -> Config:
     return config
 
 
+def process_of(launcher: str) -> tuple[int, int]:
+    """Return the number of this process and of all processes that a launcher started, before mmengine joins them."""
+    variables = {
+        'pytorch': ('RANK', 'WORLD_SIZE'),
+        'slurm': ('SLURM_PROCID', 'SLURM_NTASKS'),
+        'mpi': ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+    }
+    number, count = variables.get(launcher, ('', ''))
+    return int(os.environ.get(number, 0)), int(os.environ.get(count, 1))
+
+
 def print_notes(command: str, notes: Sequence[str]) -> None:
     """Print notes to stderr, in the first of several processes."""
     if os.environ.get('RANK', '0') == '0':
@@ -134,7 +145,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def raise_errors(checked: Checked, as_json: bool) -> None:
     """Raise the errors that a check of data found; with ``as_json``, print all that it found on stdout before."""
-    if as_json and os.environ.get('RANK', '0') == '0':
+    if as_json:
         print(json.dumps(checked.as_dict(), default=str), flush=True)
     checked.raise_errors()
 
@@ -142,9 +153,8 @@ def raise_errors(checked: Checked, as_json: bool) -> None:
 def print_checked(command: str, checked: Checked) -> None:
     """Print notes, the share of each split that is used, and the scores of a perfect model, in one block on stderr."""
     print_notes(command, checked.notes)
-    if os.environ.get('RANK', '0') == '0':
-        for line in [*_table(checked.used), *(str(score) for score in checked.scores if score.is_perfect)]:
-            print(f'swin-dense {command}: {line}', file=sys.stderr)
+    for line in [*_table(checked.used), *(str(score) for score in checked.scores if score.is_perfect)]:
+        print(f'swin-dense {command}: {line}', file=sys.stderr)
 
 
 def _table(used: Sequence[Used]) -> list[str]:

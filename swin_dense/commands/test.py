@@ -21,6 +21,7 @@ from swin_dense.commands._mm import (
     checkpoint_file,
     config_to_run,
     print_checked,
+    process_of,
     published_checkpoint,
     raise_errors,
     run_to_its_end,
@@ -78,11 +79,12 @@ def run(args: argparse.Namespace) -> int:
         # mmengine would leave parameters random that the checkpoint lacks, with a line in its log.
         model, content = build_whole(prepared, checkpoint, args.allow_partial)
         trained = saved_names(content).get('classes') or ()
+        if process_of(args.launcher)[0] == 0:  # the others wait for it to join them
+            checked = check_data(Experiment(prepared), ('test',), trained=trained)
+            checked.notes = notes_on_settings(args.set) + checked.notes
+            raise_errors(checked, args.json)
+            print_checked('test', checked)
         training.join_processes(prepared)
-        checked = check_data(Experiment(prepared), ('test',), trained=trained)
-        checked.notes = notes_on_settings(args.set) + checked.notes
-        raise_errors(checked, args.json)
-        print_checked('test', checked)
 
         def test() -> None:
             measured = training.build_test_runner(prepared, model, content).test()

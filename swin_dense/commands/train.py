@@ -18,6 +18,7 @@ from swin_dense.commands._mm import (
     add_run_arguments,
     config_to_run,
     print_checked,
+    process_of,
     raise_errors,
     run_to_its_end,
 )
@@ -59,13 +60,17 @@ def run(args: argparse.Namespace) -> int:
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
+    number, processes = process_of(args.launcher)
+    checked = None
+    if number == 0:  # the others wait for it to join them; if it stops, the launcher stops them
+        checked = check_data(experiment, ('train', 'val'), args.check_images, take_step=True)
+        on_schedule = notes_on_schedule(experiment, checked.used_images, processes)
+        checked.notes = [*notes_on_settings(args.set), *checked.notes, *on_schedule]
+        raise_errors(checked, args.json)
     training.join_processes(config)
-    checked = check_data(experiment, ('train', 'val'), args.check_images, take_step=True)
-    on_schedule = notes_on_schedule(experiment, checked.used_images)
-    checked.notes = [*notes_on_settings(args.set), *checked.notes, *on_schedule]
-    raise_errors(checked, args.json)
     try:
         runner = RUNNERS.build(config)
     finally:  # below the long log of the config
-        print_checked('train', checked)
+        if checked:
+            print_checked('train', checked)
     return run_to_its_end(runner.train)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from swin_dense.commands._mm import process_of
 from tests.processes import cli, python
+from tests.workbench.configs.data import SEGMENTOR, make_masks, written
 from tests.workbench.tiny_training import TESTED, saved, write_config
 
 
@@ -107,3 +109,33 @@ def test_the_threads_of_a_process_group_end_before_python():
     """One that frees a tensor while Python ends aborts the process, at the end of a training that has succeeded."""
     address = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'RANK': '0', 'WORLD_SIZE': '1'}
     assert python('-c', COUNTS_THREADS, **address).stdout == 'True 0\n'
+
+
+@pytest.mark.slow
+def test_the_first_of_several_processes_checks_the_data_and_ends_all_on_an_error(tmp_path):
+    """It asks the evaluators, and takes the step before training, while the others wait."""
+    written(tmp_path, '--data-root', make_masks(tmp_path / 'roads'), '--classes', 'a,b', '--iters', '2', name=SEGMENTOR)
+    train = ['torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m', 'swin_dense', 'train']
+    command = ['-W', 'ignore', '-m', *train, tmp_path / 'mine.py', '--launcher', 'pytorch', '--work-dir']
+    done = python(*command, tmp_path / 'run')
+    assert done.stderr.count('val: a perfect model would score mIoU 100.000') == 1
+    assert (tmp_path / 'run/iter_2.pth').is_file()
+    damage = ['--set', 'model.decode_head.loss_decode.class_weight=[1.0]']
+    done = python(*command, tmp_path / 'never', *damage, status=1)
+    assert done.stderr.count('swin-dense train: error:') == done.stderr.count('raises RuntimeError: weight') == 1
+    assert not [*tmp_path.glob('never/*')]
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'variables', 'process'),
+    [
+        ('none', {'RANK': '1', 'WORLD_SIZE': '2'}, (0, 1)),
+        ('pytorch', {'RANK': '1', 'WORLD_SIZE': '2'}, (1, 2)),
+        ('slurm', {'SLURM_PROCID': '3', 'SLURM_NTASKS': '4'}, (3, 4)),
+        ('mpi', {'OMPI_COMM_WORLD_RANK': '5', 'OMPI_COMM_WORLD_SIZE': '8'}, (5, 8)),
+    ],
+)
+def test_processes_are_numbered_as_their_launcher_does(monkeypatch, launcher, variables, process):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert process_of(launcher) == process

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from mmengine.dist import get_world_size
 from mmengine.registry import MODELS
 
 from swin_dense.mm import SwinDense
@@ -88,14 +87,15 @@ def check_data(
 ) -> Checked:
     """Look at the model, and at the data that splits read: annotations, names, and a sample of headers and masks.
 
-    The evaluators of the splits are asked what a perfect model would score, in the first of several processes.
+    The evaluators of the splits are asked what a perfect model would score. Of several processes, one calls this before
+    it joins the others, because evaluators would wait for them.
 
     Args:
         experiment: the config.
         splits: 'train', 'val' and 'test', or some of them.
         every_image: whether to decode every image and mask.
         trained: the names of the classes in the checkpoint that is tested, if it has some.
-        take_step: whether to take a step of training with a second model, in the first of several processes.
+        take_step: whether to take a step of training with a second model.
 
     Returns:
         the errors of data, whose ``raise_errors`` raises them, and all else.
@@ -106,20 +106,19 @@ def check_data(
     """
     checked = Checked(notes=_check_settings(experiment, splits, trained))
     asker = Asker(experiment, trained)
-    is_asked = os.environ.get('RANK', '0') == '0' and get_world_size() == 1
     for split in _different_splits(experiment, splits):
         with experiment.in_scope():
             sources = _checked_sources(experiment.datasets_of([split]), checked, every_image)
             if split == 'train' and experiment.scope == 'mmseg' and sources:
                 with checked.taking_errors():
                     checked.notes += check_losses(experiment, sources[0])
-            if is_asked and sources and split == 'train':
+            if sources and split == 'train':
                 asker.take_training(sources)
-            elif is_asked and sources:
+            elif sources:
                 asker.ask(split, sources)
         del sources  # before the next are read
     checked.scores, checked.used = asker.scores, asker.used
-    if take_step and is_asked and not checked.errors:
+    if take_step and not checked.errors:
         with checked.taking_errors(), experiment.in_scope():
             check_step(experiment, [found.samples for data, found in checked.found if data.split == 'train'])
     checked.notes += notes_on_shared_files(checked.found)

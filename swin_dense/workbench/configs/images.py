@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from mmengine.dist import get_rank, get_world_size
 from mmengine.registry import TRANSFORMS
 
 from swin_dense.images.headers import read_header
@@ -54,7 +53,7 @@ def check_images(
         paths: the images.
         load: the config of the transform that loads them.
         most: the number of headers to read at most, evenly spaced.
-        every_image: whether to decode every image; each of several processes takes a share.
+        every_image: whether to decode every image.
         samples: by path, the dict of the data set that the transform gets; without, a dict with only ``img_path``.
 
     Returns:
@@ -225,9 +224,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
 
 
 def sample_evenly(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
-    """Return the items to look at: up to ``count`` evenly spaced ones, or all, of which each process takes a share."""
-    if every_image:
-        return list(items[get_rank() :: get_world_size()])
-    count = min(count, len(items))
+    """Return the items to look at: up to ``count`` evenly spaced ones, or all."""
+    count = len(items) if every_image else min(count, len(items))
     indices = np.linspace(0, len(items) - 1, count)
     return [items[round(index)] for index in indices]

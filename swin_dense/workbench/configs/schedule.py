@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.dist import get_world_size
 from mmengine.optim.scheduler.param_scheduler import INF
 from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
@@ -152,21 +151,21 @@ def described_schedule(experiment: Experiment) -> str:
     return ', '.join(parts)
 
 
-def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {}) -> list[str]:
+def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {}, processes: int = 1) -> list[str]:
     """Return notes on schedules of the learning rate that do not fit the length of the training.
 
     And on a learning rate that is scaled for other batches than those of the training. Iterations can be compared with
-    a length in epochs only with ``used_images``, of a check of the data.
+    a length in epochs only with ``used_images``, of a check of the data. ``processes`` train together.
 
     Raises:
         ValueError: a schedule cannot be built, or fails at a step.
     """
-    notes = _notes_on_scaling(experiment)
+    notes = _notes_on_scaling(experiment, processes)
     length = _length(experiment)
     if length is None:
         return notes
     others = []
-    for one in _stepped(experiment, used_images):
+    for one in _stepped(experiment, used_images, processes):
         if one.is_warm_up and one.end > one.total > 0:
             notes.append(
                 f'the warm-up of the learning rate ends after {one.end} {one.unit}, but the training after '
@@ -199,7 +198,7 @@ def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {
     return notes
 
 
-def _notes_on_scaling(experiment: Experiment) -> list[str]:
+def _notes_on_scaling(experiment: Experiment, processes: int) -> list[str]:
     """Return a note if mmengine scales the learning rate without the iterations whose gradients are accumulated."""
     config = experiment.config
     scaling = config.get('auto_scale_lr') or {}
@@ -207,7 +206,7 @@ def _notes_on_scaling(experiment: Experiment) -> list[str]:
     batch_size = (config.get('train_dataloader') or {}).get('batch_size')
     if not scaling.get('enable') or iterations == 1 or not isinstance(batch_size, int):
         return []
-    images = batch_size * get_world_size()
+    images = batch_size * processes
     base = scaling['base_batch_size']
     return [
         f'the learning rate is scaled by {images} / {base}, the images of an iteration and '
@@ -228,11 +227,11 @@ def _tenth(count: int) -> int:
     return max(2, count // 10)
 
 
-def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}) -> Iterator[Stepped]:
+def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}, processes: int = 1) -> Iterator[Stepped]:
     """Yield the schedules, each stepped on an optimizer of its own."""
     length = _length(experiment)
     epochs = length[1] if length and length[0] == 'max_epochs' else 0
-    iterations = _iterations(experiment, used_images)
+    iterations = _iterations(experiment, used_images, processes)
     for address, entry in _schedules(experiment):
         by_epoch = entry.get('by_epoch', True)
         every = _EPOCH_LENGTH if entry.get('convert_to_iter_based') else 1
@@ -256,8 +255,8 @@ def _stepped(experiment: Experiment, used_images: Mapping[str, int] = {}) -> Ite
         yield Stepped(address, entry, 'epochs' if by_epoch else 'iterations', rates[::every], total)
 
 
-def _iterations(experiment: Experiment, used_images: Mapping[str, int]) -> int:
-    """Return the iterations of a training by the processes that run now; ``INF`` if they are not known.
+def _iterations(experiment: Experiment, used_images: Mapping[str, int], processes: int) -> int:
+    """Return the iterations of a training by some processes; ``INF`` if they are not known.
 
     mmengine's own data loader says how many batches an epoch has, around data sets of as many images as are used.
     """
@@ -274,7 +273,7 @@ def _iterations(experiment: Experiment, used_images: Mapping[str, int]) -> int:
     loader.update(num_workers=0, persistent_workers=False)
     try:
         with experiment.in_scope(), quiet():
-            return length[1] * len(Runner.build_dataloader(loader))
+            return length[1] * math.ceil(len(Runner.build_dataloader(loader)) / processes)
     except Exception:  # of any sampler or wrapper of data sets, which may need more than a number of images
         return INF
 
