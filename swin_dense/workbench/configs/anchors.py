@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from mmengine.registry import TASK_UTILS
 
-from swin_dense.workbench.configs.experiment import Experiment, dicts
+from swin_dense.workbench.configs.entries import walk
+from swin_dense.workbench.configs.experiment import Experiment
 
 _LEAST_OVERLAP = 0.25  # intersection over union; the assigners of mmdet's recipes take 0.3 or more for a match
 
@@ -28,10 +29,10 @@ def notes_on_anchors(experiment: Experiment, boxes: Sequence[Sequence[float]], s
     notes = []
     corners = np.array(boxes, float)
     sides = scale * (corners[:, 2:] - corners[:, :2])
-    for part in dicts(experiment.model):
-        if not isinstance(part.get('anchor_generator'), dict):
+    for address, part in walk(experiment.model, 'model'):
+        if not isinstance(part, dict) or not isinstance(part.get('anchor_generator'), dict):
             continue
-        generator = TASK_UTILS.build(copy.deepcopy(dict(part.anchor_generator)))
+        generator = TASK_UTILS.build(copy.deepcopy(dict(part['anchor_generator'])))
         anchors = np.concatenate(
             [level.numpy() for level in getattr(generator, 'base_anchors', ())] or [np.ones((1, 4))]
         )
@@ -46,7 +47,7 @@ def notes_on_anchors(experiment: Experiment, boxes: Sequence[Sequence[float]], s
             notes.append(
                 f'{is_small.sum()} of {len(boxes)} boxes are so small that no anchor of {part.get("type")} overlaps '
                 f'them by {_LEAST_OVERLAP}: the smallest has sides of {smallest:.3g} pixels, and the pipeline loads '
-                f'images at {scale:.2g} of their size; give smaller scales to its anchor_generator, load larger '
-                'images, or cut them into tiles'
+                f'images at {scale:.2g} of their size. Expect the detector to miss many of these; if they matter, load '
+                f'larger images, give smaller scales to {address}.anchor_generator, or cut the images into tiles'
             )
     return notes

@@ -19,17 +19,19 @@ def check_classes(source: Source) -> list[Any]:
     """
     data, count = source.data, source.data.experiment.class_count
     classes = list(source.built.metainfo.get('classes') or source.stated.categories.values())
-    if not source.stated.categories:  # the files do not list their classes
-        if classes and count not in (None, len(classes)):
-            names = sorted({str(one.label) for one in source.stated.objects()})
-            raise ValueError(
-                f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}; set the '
-                f'names, such as those in the files, with --set "{data.address}.metainfo.classes={names}", and '
-                'num_classes of each head to their number'
-            )
-        return classes
     has_other_count = count not in (None, len(classes))
-    if has_other_count or source.numbers != {label: index for index, label in enumerate(classes)}:
+    are_listed = bool(source.stated.categories)
+    are_right = source.numbers == {label: index for index, label in enumerate(classes)}
+    if has_other_count and are_right and classes:
+        heads = [key for key, number in data.experiment.class_counts.items() if number == count]
+        cure = f'--set {" ".join(f"{key}={len(classes)}" for key in heads)}'
+        if not are_listed:
+            names = sorted({str(one.label) for one in source.stated.objects()})
+            cure += f', or the names in the files: --set "{data.address}.metainfo.classes={names}"'
+        raise ValueError(
+            f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}: {cure}'
+        )
+    if are_listed and not are_right:
         found = list(source.stated.categories.values())
         raise ValueError(
             f'{source.stated.name} has {len(found)} classes, {first_few(found)}, but the config has {len(classes)}, '

@@ -65,8 +65,20 @@ class Experiment:
 
     @property
     def class_count(self) -> int | None:
-        """The number of classes of the model; None if it is not known."""
-        return _class_count(self.model)
+        """The most frequent number of classes of its heads, as proposal heads have another; None if it is not known."""
+        panoptic_counts = []  # after the others, of which the first of several as frequent ones counts
+        for part in dicts(self.model):
+            if is_panoptic(part) and self.model.get('type') not in _OTHER_COUNTS:
+                panoptic_counts.append(part['num_things_classes'] + part['num_stuff_classes'])
+        most_common = Counter([*self.class_counts.values(), *panoptic_counts]).most_common(1)
+        return most_common[0][0] if most_common else None
+
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """The number of classes of each head, by its setting; none for a model that counts something else."""
+        parts = walk(self.model, 'model') if self.model.get('type') not in _OTHER_COUNTS else ()
+        found = {f'{key}.num_classes': part.get('num_classes') for key, part in parts if isinstance(part, dict)}
+        return {key: count for key, count in found.items() if isinstance(count, int)}
 
     @property
     def datasets(self) -> list[DataSet]:
@@ -223,24 +235,6 @@ def framework_of(config: Config) -> str:
     if scope not in ('mmdet', 'mmseg'):
         raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
     return scope
-
-
-def _class_count(model: Any) -> int | None:
-    """Return the most frequent number of classes in a model, as proposal heads have another than the other heads.
-
-    None if no part of the model has ``num_classes``, or if they are no classes of the data.
-    """
-    if model.get('type') in _OTHER_COUNTS:
-        return None
-    counts: list[int] = []
-    panoptic_counts = []  # after the others, of which the first of several as frequent ones counts
-    for part in dicts(model):
-        if isinstance(part.get('num_classes'), int):
-            counts.append(part['num_classes'])
-        if is_panoptic(part):
-            panoptic_counts.append(part['num_things_classes'] + part['num_stuff_classes'])
-    most_common = Counter(counts + panoptic_counts).most_common(1)
-    return most_common[0][0] if most_common else None
 
 
 def is_panoptic(part: Any) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 UNKNOWN = 'for a reason that is not known'
 _COPY = 'as the copy that `swin-dense config` writes'
 _SHARE_OF_FEW = 0.05  # of the objects: more that are stated twice are no slip
+_SHARE_OF_MANY = 0.1  # of the objects: more that lie elsewhere are no slip, if they are more than _FEW
+_FEW = 3
 # The start of an exception of mmdet, mmseg or pycocotools, and what to do.
 HINTS_ON_READING = {
     "KeyError: 'area'": 'write the area; width times height is enough',
@@ -38,6 +40,10 @@ HINTS_ON_READING = {
 HINTS_ON_EVALUATION = {
     "KeyError: 'iscrowd'": 'write iscrowd, 0 for a single object',
     'ValueError: could not convert string to float': 'pycocotools needs whole numbers as ids',
+    "KeyError: 'segm is not in results'": (
+        'it compares masks, but no step of train_dataloader.dataset.pipeline loads them; set with_mask=True of its '
+        'LoadAnnotations, or metric=bbox of the evaluator'
+    ),
     "TypeError: Argument 'bb' has incorrect type": 'remove polygons of fewer than three points',
     'AssertionError: Results do not correspond': 'each evaluator must compare with the file of its data set',
 }
@@ -83,7 +89,6 @@ LEFT_OUT: dict[str, Callable[[StatedObject, Any], bool]] = {
 }
 IGNORED = {"marked 'iscrowd'": 'iscrowd', "marked 'difficult'": 'difficult'}
 # What to do where a framework leaves out all objects, by the most common reason.
-BOXES_IN_PIXELS = 'write x, y, width and height in pixels, not as shares of the image'
 CURES = {
     'with an area of 0 or less': 'write the area; width times height is enough',
     "marked 'iscrowd'": 'write an iscrowd of 0 for single objects (CVAT marks masks that are painted as iscrowd)',
@@ -104,6 +109,11 @@ FILTERS = {
     'min_size': Filter('with a side below {value} pixels', '1'),
 }
 _MIXES_BOXES = ('Mosaic', 'MixUp')
+
+
+def is_systematic(count: int, total: int) -> bool:
+    """Return whether so many of all objects are wrong that a program, or another format, must be the cause."""
+    return count > _FEW and count > _SHARE_OF_MANY * total
 
 
 def why_left_out(one: StatedObject, image: Any) -> str:
@@ -163,13 +173,13 @@ class Case:
         stated: the number of distinct objects to find in this image; the model returns ``limit`` of them.
         of_class: how many of them are of its class; the metric compares ``most`` of them.
         limit_address: the setting of ``limit``.
+        score_address: the setting of a least score that no answer reaches, or ''.
         labels: the numbers of the classes in the training data, by name; own_labels: in the evaluated data.
         is_left_out: whether the data set leaves its image out.
         is_empty: whether its mask covers no pixel as the framework loads it.
         is_suppressed: whether the model's suppression of overlaps removes it; ``nms_address`` is the setting.
         times: how often the annotations state an object of this class and place in this image.
         ids: how many images of the split name this file.
-        are_corners: whether all boxes of the data set fit into their images as (x1, y1, x2, y2).
         compared: numbers of answers of which a metric makes figures; () if it does not say.
         others: files that the evaluator compares with, which the data set does not read.
         images, image_ids: the number of images of all data sets of the split, and of different ids.
@@ -186,6 +196,7 @@ class Case:
     most: int = MOST_OF_A_CLASS
     limit: int | None = None
     limit_address: str = ''
+    score_address: str = ''
     labels: dict[Any, int] = field(default_factory=dict)
     own_labels: dict[Any, int] = field(default_factory=dict)
     is_left_out: bool = False
@@ -194,7 +205,6 @@ class Case:
     nms_address: str = ''
     times: int = 1
     ids: int = 1
-    are_corners: bool = False
     compared: Sequence[int] = ()
     others: Sequence[str] = ()
     images: int = 0
@@ -310,6 +320,11 @@ EXPLANATIONS = [  # the first that holds
         _is_note,
     ),
     Explanation(
+        'because no score of a model is above {score_address}',
+        lambda case: bool(case.score_address),
+        '--set {score_address}=0.05',
+    ),
+    Explanation(
         'that overlap another of their class so much that the model returns one of them',
         lambda case: case.is_suppressed,
         '{nms_address} has the threshold',
@@ -332,16 +347,6 @@ EXPLANATIONS = [  # the first that holds
         lambda case: case.one is not None and bool(case.one.entry.get('ignore')) and not case.one.entry.get('iscrowd'),
         'mark them with iscrowd 1 instead',
         _is_note,
-    ),
-    Explanation(
-        'of images whose size is stated as 0',
-        lambda case: min(case.size) <= 0,
-        'write their width and height',
-    ),
-    Explanation(
-        'whose box is written as x1, y1, x2, y2',
-        lambda case: case.is_beyond and case.are_corners,
-        'write x, y, width and height',
     ),
     Explanation(
         'whose box has no area, so that no box overlaps it',

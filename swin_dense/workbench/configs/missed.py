@@ -18,10 +18,9 @@ from swin_dense.workbench.configs.experiment import dicts
 from swin_dense.workbench.configs.hints import Case
 from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part, is_same_file
 from swin_dense.workbench.configs.quietly import quiet
-from swin_dense.workbench.configs.stated import Source, StatedFile, StatedObject
+from swin_dense.workbench.configs.stated import StatedFile, StatedObject
 
 _MOST_ALONE = 100  # images that are asked about one by one
-_ROUNDING = 2.0  # pixels
 
 
 def explain(question: Question, samples: Sequence[Sequence[Any]], score: PerfectScore) -> None:
@@ -81,10 +80,10 @@ class _Finder:
         has_slices = any('dataset_prefixes' in entry for entry in dicts(question.entry))
         self.kept = [{sample.get('img_path') for sample in part.source.samples} for part in parts]
         self.times = Counter(sample.get('img_path') for part in parts for sample in part.source.samples)
-        self.are_corners = [_are_corners(part.source) for part in parts]
         self.whole = Case(
             limit=question.limit,
             limit_address=question.limit_address,
+            score_address=question.score_address,
             nms_address=question.nms_address,
             labels=question.numbers,
             others=[file for file in entries if os.path.realpath(file) not in read],
@@ -113,7 +112,6 @@ class _Finder:
             is_suppressed=id(answers.get(key)) in question.suppressed,
             times=sum((other.label, other.box) == key for other in file.objects),
             ids=max(len(file.images), self.times[file.path]),
-            are_corners=self.are_corners[number],
             own_labels=source.numbers,
             address=source.data.address,
             name=source.stated.name,
@@ -234,18 +232,3 @@ def _unanswered(finder: _Finder, samples: Sequence[Sequence[Any]], own: Sequence
     explained = [case for case in others if hints.explained(case).text != hints.UNKNOWN]
     known = unanswered or explained
     return [(case, 1) for case in known] or [(case, 0) for case in others[:1]]
-
-
-def _are_corners(source: Source) -> bool:
-    """Return whether all boxes of a data set would fit into their images as (x1, y1, x2, y2)."""
-    found = False
-    for file in source.stated.files.values():
-        image = file.images[0]
-        width, height = image.get('width', np.inf), image.get('height', np.inf)
-        for one in file.objects:
-            left, top, right, bottom = one.box
-            other_right, other_bottom = right - left, bottom - top
-            if not (left < other_right <= width + _ROUNDING and top < other_bottom <= height + _ROUNDING):
-                return False
-            found = True
-    return found

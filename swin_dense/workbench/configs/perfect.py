@@ -134,7 +134,8 @@ def _reason(error: Exception, sources: Sequence[Source]) -> str:
     example = ''
     if isinstance(error, KeyError):
         objects = (one for source in sources for one in source.stated.objects())
-        without = next((one.entry for one in objects if error.args[:1] and error.args[0] not in one.entry), None)
+        key = str(error.args[:1] and error.args[0])
+        without = next((one.entry for one in objects if key.isidentifier() and key not in one.entry), None)
         example = f', such as for {shown(without)}' if without else ''
     return f'on {names} ({described(error)}{example}){hint_on_evaluation(error)}'
 
@@ -150,7 +151,8 @@ def _ask_about_objects(question: Question, score: PerfectScore) -> None:
         samples.append([_with_answers(pack(sample), sample, question, load_masks) for sample in part.samples])
         for path in {sample['img_path'] for sample in part.samples}:
             file = part.source.stated.files.get(path)
-            score.objects += sum(not one.is_ignored for one in file.objects) if file else 0
+            objects = file.objects if file else []
+            score.objects += sum(one.label in part.source.numbers and not one.is_ignored for one in objects)
     given = [sample for ones in samples for sample in ones]
     orders = [given]
     if len(samples) > 1 and not is_of_one_part(question.built()):  # answers that are wrong may come last, or first

@@ -91,8 +91,7 @@ class PerfectScore:
     @property
     def is_error(self) -> bool:
         """Whether the data or the config are the reason why a perfect model would not be perfect."""
-        has_nothing_to_find = not self.problem and not self.objects
-        if self.is_perfect or self.is_blind or not self.is_known or has_nothing_to_find:
+        if self.is_perfect or self.is_blind or not self.is_known:
             return False
         return any(missed.is_error for missed in self.missed) or not self.missed
 
@@ -113,13 +112,17 @@ class PerfectScore:
             return f'{text}; so would a model that finds nothing, so that these figures compare no models'
         if not self.is_known:
             return f'{text}; whether that is the best value of these figures is not known'
-        if not self.objects:
-            return f'{text}, because the data have no {self.unit} of a class to find'
+        if not self.objects and not self.missed:
+            return (
+                f'{text}, because the data have no {self.unit} of a class to find; evaluate data that have some, or '
+                f'only write the predictions, with format_only=True of {self.split}_evaluator'
+            )
         lost = '; '.join(str(one) for one in self.missed if not one.are_answers)
         wrong = '; '.join(str(one) for one in self.missed if one.are_answers)
         parts = [f'it misses {lost}'] * bool(lost) + [f'counted as wrong are {wrong}'] * bool(wrong)
         reasons = '; '.join(parts) or f'it misses some {hints.UNKNOWN}'
-        return f'{text}: of {self.objects} {self.unit}, {reasons}'
+        total = f'of {self.objects} {self.unit}, ' if self.objects else ''
+        return f'{text}: {total}{reasons}'
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
@@ -194,6 +197,7 @@ class Question:
         suppressed: the numbers, by ``id``, of those that the model's suppression of overlaps removes.
         nms: the config of this suppression, or None; ``nms_address`` is its setting.
         limit: the number of objects that the model returns of an image, or None; ``limit_address`` is its setting.
+        score_address: the setting of a least score that no answer reaches, or ''.
         meta: the description of the data sets that the evaluators get.
         originals: the files of annotations by those that take their place for a sample.
     """
@@ -214,6 +218,8 @@ class Question:
                 part[key] = os.path.join(folder, 'answers')
         self.limit_address, self.limit = _limit_of(experiment.model)
         self.nms_address, self.nms = _nms_of(experiment.model)
+        least = _of_test_cfg(experiment.model, ('score_thr',))
+        self.score_address = next((address for address, score in least.items() if score and score >= 1), '')
         self.suppressed: set[int] = set()
         self._answered: dict[str, list[StatedObject]] = {}
         self.with_masks = 'segm' in str([part.get('metric') for part in self.metrics()])
@@ -240,12 +246,12 @@ class Question:
         return [part for part in dicts(self.entry) if 'type' in part and 'metrics' not in part]
 
     def answered(self, path: str) -> list[StatedObject]:
-        """Return the objects that the model returns for a file: after its suppression of overlaps, and its limit."""
+        """Return the objects that the model returns for a file: after suppressing overlaps, and within its limits."""
         if path not in self._answered:
             objects = [*self.answers[path].values()]
             kept = _not_suppressed(objects, self.numbers, self.nms) if self.nms and len(objects) > 1 else objects
             self.suppressed |= {id(one) for one in objects} - {id(one) for one in kept}
-            self._answered[path] = kept[: self.limit]
+            self._answered[path] = [] if self.score_address else kept[: self.limit]
         return self._answered[path]
 
     def built(self) -> Evaluator:

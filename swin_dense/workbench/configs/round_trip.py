@@ -25,13 +25,16 @@ from swin_dense.workbench.configs.coco import shown
 from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope
 from swin_dense.workbench.configs.files import endings_in, hint_on_name
 from swin_dense.workbench.configs.images import check_images, other_size
+from swin_dense.workbench.configs.readings import TOLERANCE, Places, check_places, places_of
 from swin_dense.workbench.configs.samples import load_samples
-from swin_dense.workbench.configs.segmentations import check_mask
 from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks
 
-_TOLERANCE = 2.0  # pixels that a box may reach beyond its image
 _ROUNDING = 0.01  # pixels
 _NARROW = 0.5  # share of a box that the bounds of its mask fill at least
+_NO_MASK = (
+    'this recipe needs masks, as lists of polygons or RLE of the size of the image; use one without masks: `swin-dense '
+    'zoo detection`'
+)
 
 
 @dataclass
@@ -80,11 +83,15 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     empty = sum(not file.objects for file in source.stated.files.values())
     notes = [f'{len(source.loaded)} images, {empty} without annotations, {len(objects)} annotations']
     trip = compare(source, classes)
+    places = places_of(source, [one for one in objects if one.label in classes])
+    notes_on_files = _check_files(source, every_image)
+    check_places(source, places)  # after the sizes of images, which they must fit
     notes += _notes_on(trip, source, classes, len(objects))
+    notes += _notes_on_places(source, trip, places)
     notes += _notes_on_repetitions(source)
-    notes += _notes_on_masks(source, classes, trip)
+    notes += _notes_on_masks(source, trip, places)
     notes += _notes_on_images(source)
-    notes += _check_files(source, every_image)
+    notes += notes_on_files
     samples = load_samples(source)
     if not data.is_evaluated:
         notes += notes_on_anchors(data.experiment, [box for _, _, box in trip.boxes], _scale_of(samples))
@@ -142,6 +149,13 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
         others = first_few(f'{label} ({number})' for label, number in trip.unused.most_common())
         unused = f'{trip.unused.total()} of {count} annotations are not used, of names that are no class: {others}'
         notes.append(unused)
+    plain = {_plain(label): label for label in classes}
+    similar = [f'{label!r} for {plain[_plain(label)]!r}' for label in trip.unused if _plain(label) in plain]
+    if similar:
+        raise ValueError(
+            f'{name}: {unused}; some differ from a class by case or spaces alone, {first_few(similar)}: write the same '
+            f'name in the files and in {source.data.address}.metainfo.classes'
+        )
     if trip.gained:
         path, label, box = trip.gained[0]
         raise ValueError(
@@ -151,7 +165,7 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     if not trip.of_classes:
         if not is_evaluated:
             raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {unused}')
-        return [*notes, 'no class has an annotation, so COCO gives -1 for every figure']
+        return notes  # a perfect model says what that means for the evaluation
     reasons: dict[str, list[StatedObject]] = defaultdict(list)
     for one in trip.lost:
         reasons[hints.why_left_out(one, source.stated.files[one.file].images[0])].append(one)
@@ -161,7 +175,7 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     left_out = len(trip.lost) + len(trip.ignored)
     if not trip.boxes:
         most_common = max(reasons, key=lambda reason: len(reasons[reason]), default=hints.UNKNOWN)
-        cure = hints.CURES.get(most_common, hints.BOXES_IN_PIXELS)
+        cure = hints.CURES.get(most_common, 'write boxes of a pixel or more within their images')
         raise ValueError(f'{name}: mmdet would leave out all {trip.of_classes} boxes of the classes: {why}; {cure}')
     unknown = reasons.get(hints.UNKNOWN)
     if unknown and type(source.built).__module__.startswith('mmdet.'):
@@ -170,7 +184,6 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     if why:
         share = f'{left_out} of {trip.of_classes} boxes ({100 * left_out / trip.of_classes:.2g} %)'
         notes.append(f'mmdet does not train on {share}: {why}')
-    notes += _notes_on_places(source, trip)
     present = {label for _, label, _ in trip.boxes}
     without = [label for label in classes if label not in present]
     if without:
@@ -178,39 +191,26 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     return notes
 
 
-def _notes_on_places(source: Source, trip: Trip) -> list[str]:
-    """Return a note on boxes beyond their image; raise ValueError for boxes without an area, and for corners."""
-    name = source.stated.name
-    places = [*trip.boxes, *((one.file, one.label, one.box) for one in (*trip.lost, *trip.ignored))]
-    boxes = np.array([box for _, _, box in places], float).reshape(-1, 4)
-    sizes = []
-    for path, _, _ in places:
-        image = source.stated.files[path].images[0]
-        sizes.append((image.get('width', np.inf), image.get('height', np.inf)))
-    size = np.array(sizes, float).reshape(-1, 2)
-    low, high = boxes[:, :2], boxes[:, 2:]
-    is_flat = (high[: len(trip.boxes)] <= low[: len(trip.boxes)]).any(1)
-    if is_flat.any() and not source.data.is_evaluated:  # a perfect model says what they cost an evaluation
-        path, _, (left, top, right, bottom) = places[int(is_flat.argmax())]
+def _plain(label: Any) -> str:
+    return ''.join(filter(str.isalnum, str(label).casefold()))
+
+
+def _notes_on_places(source: Source, trip: Trip, places: Places) -> list[str]:
+    """Return a note on boxes beyond their image; raise ValueError for boxes without an area in training data."""
+    flat = [(path, box) for path, _, box in trip.boxes if box[2] <= box[0] or box[3] <= box[1]]
+    if flat and not source.data.is_evaluated:  # a perfect model says what they cost an evaluation
+        _, (left, top, right, bottom) = flat[0]
         raise ValueError(
-            f'{name}: {is_flat.sum()} of {len(boxes)} boxes have no area, such as that from {left:g}, {top:g} to '
-            f'{right:g}, {bottom:g} in {path} (counted from 0), so that losses would be NaN; write corners in pixels, '
-            'the smaller ones first'
+            f'{source.stated.name}: {len(flat)} of {trip.of_classes} boxes have no area, such as that from {left:g}, '
+            f'{top:g} to {right:g}, {bottom:g} (counted from 0), so that losses would be NaN; write corners in pixels, '
+            f'the smaller ones first, or remove them: {first_few(dict.fromkeys(path for path, _ in flat))}'
         )
-    beyond = np.maximum(-low, high - size).max(1)
-    sides = high - low
-    are_corners = (sides > low) & (sides <= size + _TOLERANCE)
-    if (beyond > _TOLERANCE).any() and are_corners.all() and source.stated.categories:
-        raise ValueError(
-            f'{name}: {(beyond > _TOLERANCE).sum()} of {len(boxes)} boxes reach beyond their image, but none does as '
-            '(x1, y1, x2, y2); write them as x, y, width, height'
-        )
-    is_cut = beyond > _ROUNDING
+    is_cut = places.beyond > _ROUNDING
     if not is_cut.any():
         return []
-    count = f'{is_cut.sum()} of {len(boxes)} boxes'
-    use = "COCO's evaluation compares them whole" if source.data.is_evaluated else 'mmdet cuts them at its edge'
-    return [f'{count} reach beyond their image, by up to {beyond.max():.3g} pixels; {use}']
+    count = f'{is_cut.sum()} of {len(is_cut)} boxes'
+    use = 'the evaluation compares them whole' if source.data.is_evaluated else 'mmdet cuts them at its edge'
+    return [f'{count} reach beyond their image, by up to {places.beyond.max():.3g} pixels; {use}']
 
 
 def _notes_on_repetitions(source: Source) -> list[str]:
@@ -246,11 +246,10 @@ def _notes_on_repetitions(source: Source) -> list[str]:
     return notes
 
 
-def _notes_on_masks(source: Source, classes: Sequence[Any], trip: Trip) -> list[str]:
+def _notes_on_masks(source: Source, trip: Trip, places: Places) -> list[str]:
     """Return notes on turned rectangles and on masks beside their boxes; raise ValueError for those that are wrong."""
-    name = source.stated.name
-    objects = [one for one in source.stated.objects() if one.label in classes]
     notes = []
+    objects = places.objects
     turned = [one for one in objects if hints.is_turned(one)]
     if turned:
         notes.append(
@@ -261,31 +260,42 @@ def _notes_on_masks(source: Source, classes: Sequence[Any], trip: Trip) -> list[
     if not needs_masks(source.data) or not source.stated.categories:
         return notes
     lost = {id(one) for one in trip.lost}
-    objects = [one for one in objects if id(one) not in lost]
-    masks = [check_mask(one) for one in objects]
-    wrong = [(mask.fault, one) for mask, one in zip(masks, objects, strict=True) if mask.fault]
-    if wrong:
-        fault, one = wrong[0]
-        count = f'{len(wrong)} of {len(masks)} annotations are wrong, such as {shown(one.entry)}'
-        raise ValueError(f'{name}: {count}: {fault}')
+    kept = np.array([id(one) not in lost for one in objects], bool)
+    boxes, masks = places.boxes[kept], places.masks[kept]
+    objects = [one for one, is_kept in zip(objects, kept, strict=True) if is_kept]
+    box_sides, sides = boxes[:, 2:] - boxes[:, :2], masks[:, 2:] - masks[:, :2]
+    faults = {
+        _NO_MASK: np.isnan(masks).any(1),
+        'the mask covers nothing: a polygon needs three points or more, in pixels': (sides <= 0).any(1),
+        'the mask lies elsewhere than bbox; correct one of them': (
+            np.maximum(masks[:, :2] - boxes[:, 2:], boxes[:, :2] - masks[:, 2:]) >= TOLERANCE
+        ).any(1),
+    }
+    for fault, are_wrong in faults.items():
+        if are_wrong.any():
+            example = shown(objects[int(are_wrong.argmax())].entry)
+            count = f'{are_wrong.sum()} of {len(masks)} annotations are wrong, such as {example}'
+            raise ValueError(f'{source.stated.name}: {count}: {fault}')
     pieces = [sum(map(hints.is_no_polygon, one.mask)) for one in objects if isinstance(one.mask, list)]
     if any(pieces):
         notes.append(
             f'mmdet leaves out {sum(pieces)} polygons of fewer than three points, or with an odd number of '
             f'coordinates, in {sum(map(bool, pieces))} of {len(masks)} masks'
         )
-    beyond = [mask.beyond for mask in masks if mask.beyond]
-    if beyond:
+    beyond = np.maximum(boxes[:, :2] - masks[:, :2], masks[:, 2:] - boxes[:, 2:]).max(1)
+    is_beyond = beyond > TOLERANCE
+    if is_beyond.any():
         notes.append(
-            f'{len(beyond)} of {len(masks)} masks reach beyond their box, by up to {max(beyond):.3g} pixels; '
+            f'{is_beyond.sum()} of {len(masks)} masks reach beyond their box, by up to {beyond.max():.3g} pixels; '
             'a box should hold its mask, because detectors such as Mask R-CNN learn only the part within'
         )
-    narrow = [mask.filled for mask in masks if mask.filled < _NARROW]
-    if narrow:
+    filled = sides.prod(1) / box_sides.prod(1)
+    is_narrow = ~is_beyond & (box_sides.min(1) > 2 * TOLERANCE) & (filled < _NARROW)
+    if is_narrow.any():
         notes.append(
-            f'the bounds of {len(narrow)} of {len(masks)} masks fill less than half of their box, down to '
-            f'{100 * min(narrow):.2g} %: a box should end where its mask ends (those of another size of the image do '
-            'not)'
+            f'the bounds of {is_narrow.sum()} of {len(masks)} masks fill less than half of their box, down to '
+            f'{100 * filled[is_narrow].min():.2g} %: a box should end where its mask ends (those of another size of '
+            'the image do not)'
         )
     return notes
 

@@ -39,8 +39,8 @@ class StatedObject(NamedTuple):
         file: the path of its image; '' if no image has its image_id.
         label: the name of its class, as written; None if no category has its category_id.
         box: (left, top, right, bottom) in pixels, counted from 0; zeros if the annotation has no box.
-        entry: the annotation: the dict of COCO's file, or what Pascal VOC's file has besides, as ``difficult`` and
-            ``xml_path``, or the instance that the framework yields (``Stated.is_own_reading`` is False then).
+        entry: the annotation: the dict of COCO's file, or what Pascal VOC's file has, with ``difficult`` as a bool and
+            its ``xml_path``, or the instance that the framework yields (``Stated.is_own_reading`` is False then).
     """
 
     file: str
@@ -175,11 +175,11 @@ def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
     ``content`` is what its annotation file, ``name``, states in COCO's format. ValueError is raised if the framework
     cannot read it.
     """
-    place = ['']
+    last: list[Any] = [None]
     parse = getattr(built, 'parse_data_info', None)
 
     def parse_and_note(info: Any) -> Any:
-        place[0] = f', at {shown(info.get("raw_img_info") or info)}' if isinstance(info, dict) else ''
+        last[0] = info if isinstance(info, dict) else None
         return parse(info)  # type: ignore[misc]
 
     built.parse_data_info = parse_and_note
@@ -191,14 +191,32 @@ def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
             samples = _samples(built)
             del built.load_data_list, built.parse_data_info  # a cycle, which would keep the memory
     except Exception as error:  # of any class of data sets
+        info = last[0] or {}
+        if isinstance(error, FileNotFoundError) and 'xml_path' in info:
+            raise ValueError(f'{name}: {_lines_without_file(built, info)}') from error
+        place = f', at {shown(info.get("raw_img_info") or info)}' if info else ''
         raise ValueError(
-            f'{name}: the framework cannot read it ({described(error)}{place[0]}){_lacking(content, error)}'
+            f'{name}: the framework cannot read it ({described(error)}{place}){_lacking(content, error)}'
             f'{hint_on_reading(error)}'
         ) from error
     for sample in (*loaded, *samples):
         if 'img_path' in sample:
             sample['img_path'] = _spelled(sample['img_path'])
     return loaded, samples
+
+
+def _lines_without_file(built: Any, info: Any) -> str:
+    """Return how many lines of a list of Pascal VOC's images have no annotations, and what a line should be."""
+    lines = fileio.list_from_file(built.ann_file, backend_args=built.backend_args)
+    before = info['xml_path'].removesuffix(f'{info["img_id"]}.xml')
+
+    def is_file(line: str) -> bool:
+        return fileio.exists(f'{before}{line}.xml', backend_args=built.backend_args)
+
+    absent = [line for line in lines if not is_file(line)]
+    name = os.path.splitext(''.join(absent[0].split()[:1]))[0]
+    cure = f'write {name!r}, without an ending or a column' if is_file(name) else 'add the file, or remove the line'
+    return f'{len(absent)} of {len(lines)} lines name no file {before}*.xml, such as {absent[0]!r}: {cure}'
 
 
 def _lacking(content: Any, error: Exception) -> str:
@@ -259,20 +277,27 @@ def state_coco(name: str, content: Any, folder: str) -> Stated:
 
 def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Stated:
     """Return what files in Pascal VOC's format state, for the dicts of their images; its pixels are counted from 1."""
-    stated = Stated(name)
+    stated, empty = Stated(name), []
     for sample in loaded:
         path = sample['img_path']
         file = stated.files.setdefault(path, StatedFile(path))
         root = ElementTree.fromstring(fileio.get(sample['xml_path'], backend_args=backend_args))
         size = {side: float(text) for side in ('width', 'height') if (text := root.findtext(f'size/{side}'))}
+        if min(size.values(), default=1) <= 0:
+            empty.append(sample['xml_path'])
         file.images.append({'id': sample['img_id'], **size})
         for one in root.findall('object'):
-            left, top, right, bottom = (
-                float(one.findtext(f'bndbox/{side}', '1')) - 1 for side in ('xmin', 'ymin', 'xmax', 'ymax')
-            )
+            sides = {side: float(one.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
+            left, top, right, bottom = (number - 1 for number in sides.values())
             difficult = one.findtext('difficult', '0').strip() not in ('', '0')
-            entry = {'difficult': difficult, 'xml_path': sample['xml_path']}
-            file.objects.append(StatedObject(path, one.findtext('name'), (left, top, right, bottom), entry))
+            name_ = one.findtext('name')
+            entry = {'name': name_, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
+            file.objects.append(StatedObject(path, name_, (left, top, right, bottom), entry))
+    if empty:
+        raise ValueError(
+            f'{name}: {len(empty)} of {len(loaded)} files state a size of 0, such as {empty[0]}, and mmdet leaves out '
+            'small images; write width and height in pixels, or remove size, so that mmdet reads them from the images'
+        )
     return stated
 
 
@@ -314,7 +339,7 @@ def check_numbers(name: str, content: Any, with_masks: bool) -> None:
         raise ValueError(f'{name} has {len(images)} images with {len(sizes)} ids; number them anew')
     faults: dict[str, list[Any]] = {}
     for one in annotations:
-        fault = _fault_of_box(one) or (_fault_of_mask(one, sizes.get(one['image_id'])) if with_masks else '')
+        fault = _fault_of_box(one) or (fault_of_mask(one, sizes.get(one['image_id'])) if with_masks else '')
         if fault:
             faults.setdefault(fault, []).append(one)
     if faults:
@@ -331,18 +356,19 @@ def _are_sizes(*values: Any) -> bool:
 def _fault_of_box(one: Any) -> str:
     box, area = one.get('bbox'), one.get('area', 0)
     if box is not None and not (isinstance(box, list) and len(box) == 4 and _are_bounded(box, _LARGEST_BOX)):
-        return 'bbox must be x, y, width and height'
+        return 'bbox must be x, y, width and height: four numbers, not text'
     return '' if _are_bounded([area], _LARGEST_BOX**2) else 'the area must be a finite number'
 
 
-def _fault_of_mask(one: Any, size: list[Any] | None) -> str:
+def fault_of_mask(one: Any, size: list[Any] | None) -> str:
+    """Return what is wrong with the numbers of a mask, for an image of [height, width] or any size, or ''."""
     mask = one.get('segmentation')
     if isinstance(mask, dict):
-        if not isinstance(mask.get('counts'), (list, str)) or mask.get('size') != (size or mask.get('size')):
+        own: Any = mask.get('size')
+        has_size = isinstance(own, list) and len(own) == 2 and all(type(side) is int for side in own)
+        if not has_size or own != (size or own) or not isinstance(mask.get('counts'), (list, str)):
             return 'RLE must be counts, and the size of the image as [height, width]'
-        if not isinstance(mask['size'], list) or not all(type(side) is int for side in mask['size']):
-            return 'RLE must be counts, and the size of the image as [height, width]'
-        lengths, pixels = decode_rle(mask['counts']), math.prod(mask['size'])
+        lengths, pixels = decode_rle(mask['counts']), math.prod(own)
         is_whole = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= pixels == lengths.sum()
         return '' if is_whole else 'write polygons as finite numbers, RLE as lengths that sum to height times width'
     parts = mask if isinstance(mask, list) else []

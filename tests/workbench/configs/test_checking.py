@@ -63,8 +63,8 @@ def text_id(annotation):
 
 
 def corners(annotation):
-    _, _, width, height = annotation['bbox']
-    annotation['bbox'] = [30, 30, 30 + width, 30 + height]
+    left, top, width, height = annotation['bbox']
+    annotation['bbox'] = [left, top, left + width, top + height]
 
 
 def normalised(annotation):
@@ -91,7 +91,8 @@ def text_of(mask):
 
 
 UNREADABLE = "annotations are wrong, such as .*'id': 1,.*polygons as finite numbers.*, RLE as lengths that sum"
-ELSEWHERE = "annotations are wrong, such as .*'id': 1,.*covers nothing, or lies elsewhere than bbox"
+NOTHING = "annotations are wrong, such as .*'id': 1,.*covers nothing: a polygon needs three points"
+ELSEWHERE = "annotations are wrong, such as .*'id': 1,.*lies elsewhere than bbox"
 
 # The change of the annotations, the split that is wrong, and what the error says.
 WRONG = {
@@ -124,8 +125,8 @@ WRONG = {
     ),
     'annotations that are none': (lambda content: content['annotations'].append(3), 'annotations must be .*, got 3'),
     'a box of three numbers': (first(bbox=[1, 2, 3]), r"'bbox': \[1, 2, 3\].*bbox must be"),
-    'boxes in 0 to 1': (each(normalised), 'leave out all 4 boxes.*not as shares of the image'),
-    'corners': (each(corners), r'4 of 4 boxes reach beyond .*none does as \(x1, y1, x2, y2\)'),
+    'boxes in 0 to 1': (each(normalised), '4 of 4 boxes.*but all do if boxes are read as x, y, w.* in shares of the'),
+    'corners': (each(corners), '4 of 4 boxes.*but all do if boxes are read as x1, y1, x2, y2; write x, y, width'),
     'areas of 0': (each(lambda one: one.update(area=0)), 'leave out all 4 boxes.*write the area; width times height'),
     'all crowds': (each(lambda one: one.update(iscrowd=1)), "4 marked 'iscrowd'; write an iscrowd of 0.*CVAT"),
     'sizes exchanged': (
@@ -146,12 +147,12 @@ WRONG_MASKS = {
     'RLE with text': (runs(['4096']), UNREADABLE),
     'text of RLE of another sum': (runs(text_of(np.eye(48))), UNREADABLE),
     'text that is no RLE': (runs('\u00e9~'), UNREADABLE),
-    'RLE of nothing': (runs(text_of(np.zeros((SIDE, SIDE)))), ELSEWHERE),
-    'polygons in 0 to 1': (polygons(lambda number: number / SIDE), f'4 of 4 {ELSEWHERE}'),
+    'RLE of nothing': (runs(text_of(np.zeros((SIDE, SIDE)))), NOTHING),
+    'polygons in 0 to 1': (polygons(lambda number: number / SIDE), 'all do if masks are read as shares of the image'),
     'polygons outside of the image': (polygons(lambda number: number + SIDE), f'4 of 4 {ELSEWHERE}'),
     'a polygon beside its box': (first(segmentation=[[50, 50, 60, 50, 60, 60]]), f'1 of 4 {ELSEWHERE}'),
-    'a polygon that is a line': (first(segmentation=[[10, 14, 10, 30, 10, 20]]), f'1 of 4 {ELSEWHERE}'),
-    'a polygon of two points': (first(segmentation=[[10, 14, 30, 30]]), f'1 of 4 {ELSEWHERE}'),
+    'a polygon that is a line': (first(segmentation=[[10, 14, 10, 30, 10, 20]]), f'1 of 4 {NOTHING}'),
+    'a polygon of two points': (first(segmentation=[[10, 14, 30, 30]]), f'1 of 4 {NOTHING}'),
     'a polygon far beyond the image': (first(segmentation=[[10, 14, 1e9, 30, 10, 30]]), UNREADABLE),
 }
 
@@ -244,8 +245,8 @@ def test_what_is_odd_is_noted(ten_fruits):
         f'{path}: 10 images, 1 without annotations, 9 annotations',
         f'{path}: 1 of 9 annotations are not used, of names that are no class: leaf (1)',
         f'{path}: {left_out}',
-        f'{path}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; mmdet cuts them at its edge',
         f'{path}: 1 of 2 classes have no box: apple',
+        f'{path}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; mmdet cuts them at its edge',
         f'{path}: 1 of 7 masks reach beyond their box, by up to 21 pixels; a box should hold its mask, because '
         'detectors such as Mask R-CNN learn only the part within',
         f'{path}: mmdet uses 8 of 10 images and leaves out 2 without an annotation of the classes '
@@ -253,9 +254,7 @@ def test_what_is_odd_is_noted(ten_fruits):
         *notes[7:],
     ]
     assert f'{evaluated}: {left_out}' in notes
-    assert f"{evaluated}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; COCO's evaluation" in ' '.join(
-        notes
-    )
+    assert f'{evaluated}: 1 of 8 boxes reach beyond their image, by up to 6 pixels; the evaluation' in ' '.join(notes)
     assert ' '.join(notes).count('instances_val2017.json: 10 images') == 1  # also the data of the test
 
 

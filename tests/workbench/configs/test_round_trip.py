@@ -122,6 +122,14 @@ def test_mixed_images_without_their_masks(fruit):
     check_data(config, ('train',))
 
 
+def test_the_head_of_another_number_of_classes_is_named(fruit):
+    config = fruit.write()
+    config.model.roi_head.bbox_head.num_classes = 80
+    message = r'has 2 classes, apple, ripe pear, but the model has 80: --set model\.roi_head\.bbox_head\.num_classes=2$'
+    with pytest.raises(ValueError, match=message):
+        check_data(config, ('train',))
+
+
 class Failing:
     """A step of one's own that one image stops."""
 

@@ -1,10 +1,9 @@
-"""Run lengths of masks, compared with pycocotools, and masks beside their boxes."""
+"""Run lengths of masks, compared with pycocotools, and bounds of masks."""
 
 import numpy as np
 import pytest
 
-from swin_dense.workbench.configs.segmentations import bounds_of, check_mask, decode_rle
-from swin_dense.workbench.configs.stated import StatedObject
+from swin_dense.workbench.configs.segmentations import bounds_of, decode_rle
 
 mask_tools = pytest.importorskip('pycocotools.mask')
 
@@ -42,12 +41,6 @@ def test_text_that_is_no_rle_is_refused(text):
     assert decode_rle(text).sum() != 64
 
 
-def stated(bbox, segmentation):
-    """Return an object of a file in COCO's format."""
-    x, y, width, height = bbox
-    return StatedObject('0.png', 'apple', (x, y, x + width, y + height), {'segmentation': segmentation})
-
-
 def rle(mask, is_text, order='F'):
     """Return a mask in run lengths, a list or text, of which pycocotools reads those in columns."""
     if order == 'C':
@@ -58,22 +51,17 @@ def rle(mask, is_text, order='F'):
 
 @pytest.mark.parametrize('is_text', [False, True])
 @pytest.mark.parametrize('shape', [(48, 64), (64, 48), (64, 64)])
-def test_run_lengths_of_another_object_or_along_rows(shape, is_text):
-    boxes = [[4, 20, 12, 9], [30, 6, 10, 12]]
-    masks = [np.zeros(shape, bool) for _ in boxes]
-    for mask, (left, top, width, height) in zip(masks, boxes, strict=True):
-        mask[top : top + height, left : left + width] = True
-    for index, box in enumerate(boxes):
-        assert check_mask(stated(box, rle(masks[index], is_text))) == ('', 0, 1)
-        assert 'lies elsewhere than bbox' in check_mask(stated(box, rle(masks[1 - index], is_text))).fault
-        by_rows = rle(masks[index], is_text, 'C')
-        assert "run along rows, but COCO's run down columns" in check_mask(stated(box, by_rows)).fault
+def test_bounds_of_run_lengths_along_rows(shape, is_text):
+    mask = np.zeros(shape, bool)
+    mask[20:29, 4:16] = True
+    assert bounds_of(rle(mask, is_text)) == (4, 20, 16, 29)
+    assert bounds_of(rle(mask, is_text, 'C')) != (4, 20, 16, 29)
+    assert bounds_of(rle(mask, is_text, 'C'), rows_first=True) == (4, 20, 16, 29)
 
 
 def test_polygons_that_mmdet_leaves_out_have_no_place():
-    square = [4, 4, 20, 4, 20, 20, 4, 20]
+    square = [4, 5, 20, 5, 20, 30, 4, 30]
     for short in ([], [40, 4], [40, 4, 20, 20], [40, 4, 20, 4, 20]):
-        assert check_mask(stated([4, 4, 16, 16], [short, square])) == ('', 0, 1)
-        assert 'the mask covers nothing' in check_mask(stated([4, 4, 16, 16], [short])).fault
-    assert check_mask(stated([4, 4, 10, 16], [square])) == ('', 6, 1)
-    assert check_mask(stated([4, 4, 16, 32], [square])) == ('', 0, 0.5)
+        assert bounds_of([short, square]) == (4, 5, 20, 30)
+        assert bounds_of([short, square], rows_first=True) == (5, 4, 30, 20)
+        assert bounds_of([short]) == (0, 0, 0, 0)
