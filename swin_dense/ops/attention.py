@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,7 +65,9 @@ def window_attention(
     is_tracing = context.is_tracing()  # asked once: on a GPU, a question costs the host as much as an operation
     # The kernel is an operator of its own, which torch.compile records.
     needs_reference = context.is_exporting() if backend == 'triton' else context.needs_reference(x, is_tracing)
-    sees_weights = attn_drop.forward != _DROPOUTS_FORWARD.__get__(attn_drop) or any(hooks_of(attn_drop))
+    forward = attn_drop.forward  # torch.compile follows these questions in every version, and sees a new `forward`
+    is_torchs = isinstance(forward, MethodType) and forward.__func__ is _DROPOUTS_FORWARD
+    sees_weights = not is_torchs or any(hooks_of(attn_drop))
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.attend_by_plain_operations(x, project, table, spec, attn_drop)
     if backend == 'triton' or (x.is_cuda and backend == 'auto'):

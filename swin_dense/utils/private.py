@@ -58,7 +58,7 @@ _GLOBAL_HOOKS = [getattr(module_of_torch, f'_global{name}', {}) for name in _HOO
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return the dicts of hooks of a module and of all modules. Without the names, those of dropout do not run."""
-    return [*map(vars(module).get, _HOOKS), *_GLOBAL_HOOKS]  # every block asks, so in C
+    return [*map(module.__dict__.get, _HOOKS), *_GLOBAL_HOOKS]  # every block asks, so in C
 
 
 def tensors_of(module: nn.Module) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

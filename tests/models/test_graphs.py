@@ -41,7 +41,7 @@ class StandIn:
 
 
 class Capture(TorchDispatchMode):
-    def __init__(self, graph, pool=None):
+    def __init__(self, graph, **_options):  # which depend on the version of torch
         super().__init__()
         self.graph = graph
 
