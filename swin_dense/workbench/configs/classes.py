@@ -23,8 +23,7 @@ def check_classes(source: Source) -> list[Any]:
     are_listed = bool(source.stated.categories)
     are_right = source.numbers == {label: index for index, label in enumerate(classes)}
     if has_other_count and are_right and classes:
-        heads = [key for key, number in data.experiment.class_counts.items() if number == count]
-        cure = f'--set {" ".join(f"{key}={len(classes)}" for key in heads)}'
+        cure = data.experiment.setting_of_heads(len(classes))
         if not are_listed:
             names = sorted({str(one.label) for one in source.stated.objects()})
             cure += f', or the names in the files: --set "{data.address}.metainfo.classes={names}"'

@@ -85,6 +85,12 @@ class Experiment:
         """The data sets of all splits."""
         return self.datasets_of(SPLITS)
 
+    def setting_of_heads(self, number: int) -> str:
+        """Return how to give a number of classes to heads that have another; '' without. Those of 1 find any object."""
+        one = 1 if self.class_count != 1 else number
+        wrong = [f'{key}={number}' for key, count in self.class_counts.items() if count not in (one, number)]
+        return f'--set {" ".join(wrong)}' if wrong else ''
+
     def in_scope(self) -> AbstractContextManager[Any]:
         """Let the frameworks find names in the scope of the config within a block."""
         return DefaultScope.overwrite_default_scope(self.scope or 'mmengine')

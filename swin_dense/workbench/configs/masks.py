@@ -121,15 +121,21 @@ def _check_files(source: Source, loading: Any) -> None:
 
 
 def _check_names(data: DataSet) -> None:
-    """Raise ValueError for fewer names than the model has classes, because mmseg evaluates classes with names only."""
-    count = data.experiment.class_count or 0
-    if len(data.classes) >= count or not (data.classes or data.is_evaluated):
+    """Raise ValueError for fewer names than the model has classes, because mmseg evaluates classes with names only.
+
+    Also for a head of another number of classes, if one has as many as there are names.
+    """
+    count, names = data.experiment.class_count or 0, len(data.classes)
+    counts = data.experiment.class_counts.values()
+    cure = f', or {setting}' if (setting := data.experiment.setting_of_heads(names)) and names else ''
+    has_wrong_head = bool(cure) and names in counts
+    if not has_wrong_head and (names >= count or not (data.classes or data.is_evaluated)):
         return
     named = f', {first_few(data.classes)},' if data.classes else ''
+    found = ' and '.join(map(str, sorted({*counts}))) or count
     raise ValueError(
-        f'{data.address} has names of {len(data.classes)} classes{named} but the model has {count} classes, and mmseg '
-        f'would leave the others out of the mIoU; name all in {data.address}.metainfo.classes, or correct num_classes '
-        'of each head'
+        f'{data.address} has names of {names} classes{named} but the model has {found} classes, and mmseg would leave '
+        f'those without names out of the mIoU; name all in {data.address}.metainfo.classes{cure}'
     )
 
 

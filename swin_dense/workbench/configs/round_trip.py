@@ -192,7 +192,7 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
 
 
 def _plain(label: Any) -> str:
-    return ''.join(filter(str.isalnum, str(label).casefold()))
+    return str(label).casefold().translate(dict.fromkeys(map(ord, ' _-')))
 
 
 def _notes_on_places(source: Source, trip: Trip, places: Places) -> list[str]:

@@ -505,6 +505,15 @@ def test_fewer_names_than_the_model_has_classes_are_refused(roads, names):
     check_data(config, ('train',))
 
 
+def test_a_head_of_fewer_classes_is_named(roads):
+    """The masks are right."""
+    config = roads.write('--classes', 'a,b,c')
+    config.model.decode_head.num_classes = 2
+    message = r'names of 3 classes, a, b, c, but the model has 2 and 3 .*--set model\.decode_head\.num_classes=3$'
+    with pytest.raises(ValueError, match=message):
+        check_data(config, ('train',))
+
+
 def test_masks_with_a_palette_and_a_class_that_does_not_occur(roads):
     store(roads, palette)
     config = roads.write('--classes', 'a,b,c')
