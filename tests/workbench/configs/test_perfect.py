@@ -600,6 +600,7 @@ DAMAGED = {
         None,
         r'cannot read it .*Annotations/1\.xml',
     ),
+    'VOC: each object twice': (voc(lambda data: each_twice(data)), True, None, 'misses 4 that repeat another'),
     'VOC: other order': (
         voc(lambda data: data.config.val_dataloader.dataset.update(metainfo={'classes': ('pear', 'apple')})),
         True,
@@ -607,6 +608,13 @@ DAMAGED = {
         'misses 4 of classes that have other numbers',
     ),
 }
+
+
+def each_twice(data):
+    for number in range(4):
+        path = data.file(number)
+        start, objects, end = re.fullmatch('(.*?)(<object>.*</object>)(.*)', path.read_text(), re.DOTALL).groups()
+        path.write_text(start + 2 * objects + end)
 
 
 def said_of(table, results):
@@ -625,16 +633,16 @@ def test_damaged_data_have_a_lower_score_and_a_reason():
     assert not said_of(DAMAGED, results)
 
 
+def without_tables(case):
+    """Return what a case says where no rule of a framework is known."""
+    for table in (hints.EXPLANATIONS, hints.HINTS_ON_READING, hints.HINTS_ON_EVALUATION, hints.HINTS_ON_STEPS):
+        table.clear()
+    return case()
+
+
 def test_damage_is_found_without_a_known_reason():
     """What explains a difference does not find it: with empty tables, each damage is an error still."""
-
-    def without_tables(case):
-        hints.EXPLANATIONS.clear()
-        hints.HINTS_ON_READING.clear()
-        hints.HINTS_ON_EVALUATION.clear()
-        return case()
-
-    table = {name: row for name, row in DAMAGED.items() if row[2] is not None or row[1]}
+    table = {name: row for name, row in {**DAMAGED, **DAMAGED_MASKS}.items() if row[2] is not None or row[1]}
     not_known = ('a metric of its own that is not perfect', 'a metric that says the same of all')
     results = run_cases({name: row[0] for name, row in table.items() if name not in not_known}, without_tables)
     assert not {name: result for name, result in results.items() if not result[0]}
@@ -655,9 +663,6 @@ def test_wrong_annotations_are_found_without_a_known_reason():
 
     def errors(case):
         file, damage = case
-        hints.EXPLANATIONS.clear()
-        hints.HINTS_ON_READING.clear()
-        hints.HINTS_ON_EVALUATION.clear()
         path = root / 'fruit' / file
         before = path.read_text()
         annotations = json.loads(before)
@@ -668,7 +673,8 @@ def test_wrong_annotations_are_found_without_a_known_reason():
         finally:
             path.write_text(before)
 
-    results = run_cases({'none': (VAL, lambda annotations: None), **cases}, errors)
+    none = {'none': (VAL, lambda annotations: None)}
+    results = run_cases({**none, **cases}, lambda case: without_tables(functools.partial(errors, case)))
     assert results.pop('none') == []
     assert not {name: result for name, result in results.items() if not isinstance(result, list) or not result}
 
@@ -676,7 +682,7 @@ def test_wrong_annotations_are_found_without_a_known_reason():
 # Masks of pixels.
 
 
-def roads(change, names=('a', 'b'), words=(), damage=None):
+def roads(change, names=('a', 'b'), words=(), damage=None, question=ask):
     """Return a case of a segmentor: ``change`` of its config, ``damage`` of the masks of the evaluated data."""
 
     def case():
@@ -692,7 +698,7 @@ def roads(change, names=('a', 'b'), words=(), damage=None):
         change(config)
         for path in root.glob('annotations/validation/*.png') if damage else ():
             Image.fromarray(damage(np.array(Image.open(path)))).save(path)
-        return ask(config)
+        return question(config)
 
     return case
 
@@ -703,6 +709,11 @@ def no_zero(config):
     for step in dataset.pipeline:
         if step['type'] == 'LoadAnnotations':
             step['reduce_zero_label'] = True
+
+
+def other_values(config):
+    pipeline = config.val_dataloader.dataset.pipeline
+    pipeline[:] = [{**step, 'values': [0, 1]} if step['type'] == 'MapMaskValues' else step for step in pipeline]
 
 
 def without_step(config):
@@ -739,6 +750,12 @@ DAMAGED_MASKS = {
         None,
         'of class 2, but the model has 2 classes',
     ),
+    'mapped values in another order': (
+        roads(other_values, words=[(map_values, [1, 0])]),
+        True,
+        0.0,
+        'that are of class 0 here, but of 1 in the training data',
+    ),
     'no names': (
         roads(lambda config: config.val_dataloader.dataset.pop('metainfo')),
         True,
@@ -771,6 +788,51 @@ def test_masks_of_pixels():
     results = run_cases(cases, lambda case: case())
     assert not {name: results[name] for name in SOUND_MASKS if results[name][:2] != [False, 100.0]}
     assert not said_of(DAMAGED_MASKS, results)
+
+
+def mask_files(damage):
+    """Return a damage of a config: of the files of its evaluated masks."""
+
+    def change(config):
+        root = Path(config.val_dataloader.dataset.data_root)
+        for path in sorted(root.glob('annotations/validation/*.png')):
+            damage(path, np.array(Image.open(path)))
+
+    return change
+
+
+def stored(function, *options):
+    """Return a damage of masks: other values in their files."""
+    return mask_files(lambda path, mask: Image.fromarray(function(mask)).save(path, *options))
+
+
+WRONG_PIXELS = {
+    'numbered from 1': stored(lambda mask: np.where(mask < 2, mask + 1, mask).astype(np.uint8)),
+    'JPEG files': stored(lambda mask: mask, 'JPEG'),
+    'a value of no class': stored(lambda mask: np.where(mask == 1, 7, mask).astype(np.uint8)),
+    'values of 16 bits': stored(lambda mask: np.where(mask == 1, 1000, 0).astype(np.uint16)),
+    'colours': stored(lambda mask: np.stack([mask, mask, mask], -1)),
+    'another size': stored(lambda mask: mask[:50]),
+    'cut files': mask_files(lambda path, mask: path.write_bytes(path.read_bytes()[:60])),
+    'missing files': mask_files(lambda path, mask: path.unlink()),
+    'names in another order': lambda config: config.val_dataloader.dataset.update(metainfo={'classes': ['b', 'a']}),
+    'a name too few': lambda config: config.val_dataloader.dataset.update(metainfo={'classes': ['a']}),
+}
+
+
+def errors_of(config):
+    try:
+        return check_data(Experiment(config), ('train', 'val')).errors
+    except ValueError as error:
+        return [str(error)]
+
+
+def test_wrong_masks_of_pixels_are_found_without_a_known_reason():
+    table = {'none': lambda config: None, **WRONG_PIXELS}
+    cases = {name: roads(damage, question=errors_of) for name, damage in table.items()}
+    results = run_cases(cases, without_tables)
+    assert results.pop('none') == []
+    assert not {name: result for name, result in results.items() if not isinstance(result, list) or len(result) != 1}
 
 
 # How it is asked.
