@@ -345,13 +345,13 @@ SPEED_LINE = """**Fast on a GPU, with its kernels.** They need compute capabilit
 
 | Swin-T alone, 2 images of 800 x 1344, bfloat16 by autocast | forward pass | training step |
 | --- | --- | --- |
-| swin_dense | {forward} ms, and {again} ms later in the session | {step} ms |
+| swin_dense | {forward} ms (measured again in the session: {again} ms) | {step} ms |
 | swin_dense without its kernels | {forward_without} ms | {step_without} ms |
 | timm, torchvision, mmdet | {forward_peers} ms | {step_peers} ms |
 
-Wall time on an {device}, with release {release}; a training step is a forward and a backward pass. Python on the host
-limits it; the chart also has GPU time and CUDA graphs. **On CPUs**, mmdet takes {cpu} times as long as swin_dense
-([all measurements](docs/speed.md), [what to set on a GPU](docs/on-a-gpu.md)).
+Wall time on an {device}, with release {release}; a training step is a forward and a backward pass. Launching
+kernels from Python limits it; the chart also has GPU time and CUDA graphs. **On CPUs**, mmdet takes {cpu} times as
+long as swin_dense, by processor and image size ([all measurements](docs/speed.md), [what to set on a GPU](docs/on-a-gpu.md)).
 """
 CHINESE_SPEED_LINE = """**使用自带 kernel 时，GPU 上速度快。** kernel 需要 compute capability 8.0 及以上和 C 编译器。
 

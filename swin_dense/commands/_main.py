@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0 if getattr(args, 'out', None) is None else NO_READER  # which may have written a part of its files
     except KeyboardInterrupt:
+        print(f'swin-dense {name}: interrupted', file=sys.stderr)
         return 130
     except Exception as error:
         explanation = _explained(error)

@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     place = args.checkpoint or published_checkpoint(args.config, 'test', 'after the recipe')
     check_checkpoint(place, of_backbone=False)
+    if place.endswith(('.onnx', '.xml')):
+        raise ValueError(f'{place} is an exported file, not a checkpoint: examples/evaluate_file.py scores it')
     if args.out is not None:
         check_folder(args.out.parent)
         check_free(args.out, args.force)

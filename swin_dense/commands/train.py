@@ -12,6 +12,7 @@ decodes every image and mask.
 from __future__ import annotations
 
 import argparse
+import sys
 
 from swin_dense.commands._mm import (
     add_json,
@@ -73,4 +74,8 @@ def run(args: argparse.Namespace) -> int:
     finally:  # below the long log of the config
         if checked:
             print_checked('train', checked)
-    return run_to_its_end(runner.train)
+    try:
+        return run_to_its_end(runner.train)
+    except KeyboardInterrupt:
+        print('swin-dense train: --resume continues from the last checkpoint', file=sys.stderr)
+        raise

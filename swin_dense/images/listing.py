@@ -54,8 +54,8 @@ def left_out(skipped: Skipped) -> list[str]:
     if not unwanted:
         return []
     return [
-        f'{len(unwanted)} files were left out because of their endings, {count_endings(unwanted)}; give those that are '
-        'images by name'
+        f'left out {len(unwanted)} of the files because of their endings, {count_endings(unwanted)}; give those that '
+        'are images by name'
     ]
 
 

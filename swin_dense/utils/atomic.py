@@ -104,9 +104,14 @@ def remove(path: Path) -> None:
 
 
 def write_text(destination: Path, text: str) -> None:
-    """Write a text file as a whole."""
+    """Write a text file, in UTF-8, as a whole."""
+    write_bytes(destination, text.encode())
+
+
+def write_bytes(destination: Path, content: bytes) -> None:
+    """Write a file as a whole."""
     with atomic_path(destination) as unfinished:
-        unfinished.write_text(text, encoding='utf-8')
+        unfinished.write_bytes(content)
 
 
 def write_json(destination: Path, content: Any) -> None:

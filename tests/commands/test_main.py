@@ -99,6 +99,7 @@ def test_exit_status_of_every_outcome(command, capsys, monkeypatch):
     assert command(lambda args: 0) == 0
     assert command(lambda args: 1) == 1
     assert command(raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == 'swin-dense flops: interrupted\n'
     for error in (ValueError('a b'), TypeError('a b'), FileNotFoundError('a b'), ImportError('a b')):
         assert command(raising(error)) == 2
         assert capsys.readouterr().err == 'swin-dense flops: error: a b\n'

@@ -19,7 +19,7 @@ TINY = {'embed_dims': 8, 'depths': (2, 2), 'num_heads': (1, 2)}
 TWELVE = 'have 16 bits for each value, of which this one uses at most 12: the reader divides its values by 65535, to '
 OPACITY = 'have 4 bands, of which the reader drops the last 1'
 UPRIGHT = '2 of 6 images, such as {}, have an EXIF orientation, and are read upright, as it says'
-ENDINGS = '3 files were left out because of their endings, .HEIC (2), scan (1)'
+ENDINGS = 'left out 3 of the files because of their endings, .HEIC (2), scan (1)'
 
 
 def slice_of_12_bits():

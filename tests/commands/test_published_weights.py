@@ -158,6 +158,12 @@ def test_a_config_file_has_no_published_weights(tmp_path, capsys):
     assert f'swin-dense test {tmp_path}/mine.py CHECKPOINT' in capsys.readouterr().err
 
 
+def test_an_exported_file_is_no_checkpoint(tmp_path, capsys):
+    (tmp_path / 'model.onnx').write_bytes(b'')
+    assert main(['test', RECIPE, str(tmp_path / 'model.onnx')]) == 2
+    assert 'is an exported file, not a checkpoint: examples/evaluate_file.py scores it' in capsys.readouterr().err
+
+
 def test_an_unknown_recipe_is_no_recipe_without_weights(capsys):
     assert main(['test', RECIPE[: RECIPE.index('-p4')]]) == 2
     assert f'no recipe and no config file {RECIPE[: RECIPE.index("-p4")]!r}; did you mean {RECIPE!r}' in (

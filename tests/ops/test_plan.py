@@ -2,7 +2,6 @@
 
 import threading
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swin_dense.ops import sdpa
 from swin_dense.ops.sdpa import gpu_plan
 from swin_dense.ops.windows import Grid, Plan, plan_windows
+from swin_dense.utils import private
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
@@ -84,7 +84,7 @@ def test_a_plan_sorts_windows_but_not_tokens():
 def _no_plans(monkeypatch):
     monkeypatch.setattr(sdpa, '_plans', sdpa._Plans())
     monkeypatch.setattr(sdpa, '_captured_plans', {})
-    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(private, 'current_raw_stream', lambda device: 0)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
 
 
@@ -157,7 +157,7 @@ def test_threads_keep_the_limit(monkeypatch, room_for_four):
 def test_streams_have_plans_of_their_own(monkeypatch):
     """A stream would read the plan of another before it is written, or after its memory was given away."""
     first = gpu_plan(GRID, CPU)
-    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(private, 'current_raw_stream', lambda device: 7)
     second = gpu_plan(GRID, CPU)
     assert second is not first
     assert gpu_plan(GRID, CPU) is second
@@ -169,7 +169,7 @@ def capture(monkeypatch):
 
     def capture(is_capturing):
         monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: is_capturing)
-        monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=int(is_capturing)))
+        monkeypatch.setattr(private, 'current_raw_stream', lambda device: int(is_capturing))
 
     return capture
 

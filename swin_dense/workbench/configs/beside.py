@@ -16,22 +16,27 @@ import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.atomic import check_destination, remove, write_text
+from swin_dense.utils.atomic import check_destination, remove, write_bytes, write_text
 from swin_dense.workbench.configs.coco import SPLIT_OF, encoding_of, read_coco, turn_of
 from swin_dense.workbench.configs.experiment import Experiment, dicts
 from swin_dense.workbench.configs.files import name_on_disk
 
 
 def write_beside(texts: Mapping[Path, str], force: bool, stack: contextlib.ExitStack) -> None:
-    """Write text files, none of which may exist without ``force``; ``stack`` removes them if its block raises."""
+    """Write text files, none of which may exist without ``force``; if the block of ``stack`` raises, all is as before."""
+    before = {}
     for path in texts:
         check_destination(path, force)
+        before[path] = path.read_bytes() if path.exists() else None
 
-    def remove_all(kind: Any, *_: Any) -> None:
-        for path in texts if kind else ():
-            remove(path)
+    def restore(kind: Any, *_: Any) -> None:
+        for path, content in before.items() if kind else ():
+            if content is None:
+                remove(path)
+            else:  # of a config that stays
+                write_bytes(path, content)
 
-    stack.push(remove_all)
+    stack.push(restore)
     for path, text in texts.items():
         write_text(path, text)
 

@@ -740,6 +740,8 @@ def test_detection_data_without_a_split_are_split(ten_fruits, layout):
     assert config.val_evaluator.ann_file == str(files[1])
     ten_fruits.write('--val-share', '0.2')
     assert [file.read_text() for file in files] == written
+    assert 'plum' in ten_fruits.refused('--val-share', '0.4', '--force', '--classes', 'plum')
+    assert [file.read_text() for file in files] == written  # of the config that stays
 
 
 @pytest.mark.parametrize(

@@ -236,14 +236,18 @@ def test_no_recipe_is_noted_at_any_length(name):
     assert notes_on_schedule(Experiment(config)) == []
 
 
-def test_train_notes_the_schedule(fruit, tmp_path, capsys, monkeypatch):
+def test_train_notes_the_schedule_and_says_how_to_go_on(fruit, tmp_path, capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
     fruit.write(name=DETECTOR)
-    monkeypatch.setattr('mmengine.registry.RUNNERS.build', lambda config: pytest)
+    monkeypatch.setattr('mmengine.registry.RUNNERS.build', lambda config: SimpleNamespace(train=interrupted))
     capsys.readouterr()
     path, work = str(tmp_path / 'mine.py'), str(tmp_path / 'work')
-    with pytest.raises(AttributeError):  # no runner was built
-        main(['train', path, '--work-dir', work, '--set', 'train_cfg.max_epochs=24'])
-    assert 'swin-dense train: note: the schedule of the learning rate ends after 12 epochs' in capsys.readouterr().err
+    assert main(['train', path, '--work-dir', work, '--set', 'train_cfg.max_epochs=24']) == 130
+    said = capsys.readouterr().err
+    assert 'swin-dense train: note: the schedule of the learning rate ends after 12 epochs' in said
+    assert said.endswith('swin-dense train: --resume continues from the last checkpoint\nswin-dense train: interrupted\n')
 
 
 WARM_UP_NOTE = 'the warm-up of the learning rate ends after {} iterations, but the training after {}, so that it never'
