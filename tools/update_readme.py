@@ -351,7 +351,8 @@ SPEED_LINE = """**Fast on a GPU, with its kernels.** They need compute capabilit
 
 Wall time on an {device}, with release {release}; a training step is a forward and a backward pass. Launching
 kernels from Python limits it; the chart also has GPU time and CUDA graphs. **On CPUs**, mmdet takes {cpu} times as
-long as swin_dense, by processor and image size ([all measurements](docs/speed.md), [what to set on a GPU](docs/on-a-gpu.md)).
+long as swin_dense, by processor and image size ([all measurements](docs/speed.md),
+[what to set on a GPU](docs/on-a-gpu.md)).
 """
 CHINESE_SPEED_LINE = """**使用自带 kernel 时，GPU 上速度快。** kernel 需要 compute capability 8.0 及以上和 C 编译器。
 

@@ -23,7 +23,7 @@ from swin_dense.workbench.configs.files import name_on_disk
 
 
 def write_beside(texts: Mapping[Path, str], force: bool, stack: contextlib.ExitStack) -> None:
-    """Write text files, none of which may exist without ``force``; if the block of ``stack`` raises, all is as before."""
+    """Write text files, none of which may exist without ``force``; ``stack`` undoes it if its block raises."""
     before = {}
     for path in texts:
         check_destination(path, force)
