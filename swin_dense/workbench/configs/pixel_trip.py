@@ -85,38 +85,21 @@ def notes_on_pixels(trip: PixelTrip, source: Source, steps: Sequence[Any], train
         ValueError: values are no class, masks have one class beside ignored pixels, or the training data number the
             classes differently.
     """
-    experiment, mapped = source.data.experiment, mapped_values(steps)
+    experiment, folder = source.data.experiment, source.built.data_prefix['seg_map_path']
     count = experiment.class_count or len(source.data.classes) or IGNORED_LABEL
     names = source.built.metainfo.get('classes') or range(count)
     not_learned = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {IGNORED_LABEL}
-    classes = {*range(count)} - not_learned
-    folder = source.built.data_prefix['seg_map_path']
     for other in trained:
         _check_numbering(trip, other, dict(enumerate(names)), folder)
-    listed = {value for step in steps for value in step.get('values', ())} if mapped else trip.stored
     ignored = [pair for pair in trip.pixels if pair[1] in not_learned]
-    wrong = [pair for pair in trip.pixels if pair not in ignored and pair[1] >= count]
-    wrong += [pair for pair in ignored if pair[0] not in {*listed, IGNORED_LABEL}]
-    if wrong:
-        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
-        raise ValueError(
-            f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
-            + _cure({pair: trip.pixels[pair] for pair in wrong}, trip, trained, source.data.is_evaluated)
-        )
-    values_of = trip.values_of(classes)
-    if len(trip.stored) <= 2 and IGNORED_LABEL in trip.stored and mapped is None:
-        given = ','.join(map(str, trip.stored))
-        raise ValueError(
-            f'the {trip.masks} checked masks in {folder} have only the values {given}, and 255 is ignored, so '
-            'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
-        )
+    _check_values(trip, ignored, count, steps, trained, source)
     notes = []
     if ignored:
         share = 100 * sum(trip.pixels[pair] for pair in ignored) / trip.pixels.total()
         zero = ' (reduce_zero_label=True ignores 0)' if source.built.reduce_zero_label else ''
         given = ', '.join(map(str, sorted({value for value, _ in ignored})))
         notes.append(f'{share:.2g} % of their pixels are ignored, those of the values {given}{zero}')
+    values_of = trip.values_of({*range(count)} - not_learned)
     for label, values in values_of.items():
         if len(values) > 1:
             notes.append(f'the values {first_few(values)} are one class, {label}')
@@ -130,6 +113,35 @@ def notes_on_pixels(trip: PixelTrip, source: Source, steps: Sequence[Any], train
             'by nearest neighbor, unless the lines are objects'
         )
     return notes
+
+
+def _check_values(
+    trip: PixelTrip,
+    ignored: Sequence[tuple[int, int]],
+    count: int,
+    steps: Sequence[Any],
+    trained: Sequence[PixelTrip],
+    source: Source,
+) -> None:
+    """Raise ValueError for values that are no class of ``count`` and not meant to be ignored, or if 255 may be one."""
+    mapped = mapped_values(steps)
+    listed = {value for step in steps for value in step.get('values', ())} if mapped else {*trip.stored}
+    wrong = [pair for pair in trip.pixels if pair not in ignored and pair[1] >= count]
+    wrong += [pair for pair in ignored if pair[0] not in listed | {IGNORED_LABEL}]
+    if wrong:
+        known = f'are 0 to {count - 1}' if mapped is None else f'have the values {", ".join(map(str, mapped))}'
+        raise ValueError(
+            f'the mask {trip.example[wrong[0]]} has pixels of the value {wrong[0][0]}, but the classes {known}; '
+            + _cure({pair: trip.pixels[pair] for pair in wrong}, trip, trained, source.data.is_evaluated)
+        )
+    if len(trip.stored) <= 2 and IGNORED_LABEL in trip.stored and mapped is None:
+        given = ','.join(map(str, trip.stored))
+        use = 'nothing is evaluated' if source.data.is_evaluated else 'the model would learn nothing'
+        raise ValueError(
+            f'the {trip.masks} checked masks in {source.built.data_prefix["seg_map_path"]} have only the values '
+            f'{given}, and 255 is ignored, so that {use}; if 255 is a class, write the config with `swin-dense config '
+            f'... --mask-values {given}`; if it is not, with `--mask-values {",".join(map(str, range(count)))}`'
+        )
 
 
 def _check_numbering(trip: PixelTrip, trained: PixelTrip, names: dict[int, Any], folder: str) -> None:
