@@ -17,7 +17,7 @@ _CONTEXT.set_forkserver_preload(
         'tests.processes',
         'swin_dense.commands._main',
         'swin_dense.workbench.training',
-        'swin_dense.workbench.configs.checking',
+        'swin_dense.workbench.checking.data',
         'mmdet.apis',
         'mmseg.apis',
     ]

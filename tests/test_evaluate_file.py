@@ -108,7 +108,7 @@ def test_masks_have_the_values_of_the_config_that_was_exported(example, tmp_path
     """Half of an image is road, of the value 255, of which a model finds nothing; the value 11 is no class."""
     from mmengine.registry import init_default_scope
 
-    from swin_dense.workbench.configs.masks import labels_of_values
+    from swin_dense.workbench.checking.masks import labels_of_values
 
     root = make_masks(tmp_path / 'data')
     words = ['--data-root', root, '--classes', 'ground,road']

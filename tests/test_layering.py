@@ -147,6 +147,14 @@ def test_every_form_of_an_import_is_detected(source):
     assert not forbidden_imports('commands', source)
 
 
+def test_configs_are_written_without_the_checks():
+    rooms = {path: path.relative_to(PACKAGE).parts[:2] for path in FILES}
+    sources = [path.read_text() for path, room in rooms.items() if room == ('workbench', 'configs')]
+    assert len(sources) > 5
+    checks = 'swin_dense.workbench.checking'
+    assert not [name for source in sources for name in imported(source) if name.startswith(checks)]
+
+
 def test_no_files_import_each_other_in_a_circle():
     imports = imports_of_modules({module_of(path): path.read_text() for path in FILES})
     assert len(imports['swin_dense.models.swin']) > 5

@@ -26,8 +26,8 @@ from swin_dense.workbench.recipes.zoo import published_weights
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-    from swin_dense.workbench.configs.checking import Checked
-    from swin_dense.workbench.configs.question import Used
+    from swin_dense.workbench.checking.data import Checked
+    from swin_dense.workbench.checking.question import Used
 
 _OTHER_WEIGHTS = (
     'model.backbone.init_cfg in the config is the checkpoint of the backbone, load_from that of the whole model. To '

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     packages.require('this command', 'mmengine')
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
-    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.checking.data import check_data
     from swin_dense.workbench.configs.experiment import Experiment, framework_of
     from swin_dense.workbench.configs.own_data import OwnDataOptions, adapt
     from swin_dense.workbench.configs.schedule import described_schedule, notes_on_schedule, shorten_warm_up

@@ -204,7 +204,7 @@ def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[st
     config = read_config(args)
     place = model[1] if len(model) > 1 else published_checkpoint(args.config, 'predict', 'before the images')
     from swin_dense.commands._backbone import device_of
-    from swin_dense.workbench.configs.checking import check_prediction
+    from swin_dense.workbench.checking.settings import check_prediction
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.predict import Predictor, settings_digest
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
     from swin_dense.workbench import training
-    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.checking.data import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.own_data import replace_root
     from swin_dense.workbench.configs.settings import notes_on_settings

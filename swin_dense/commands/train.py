@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from mmengine.registry import RUNNERS
 
     from swin_dense.workbench import training
-    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.checking.data import check_data
     from swin_dense.workbench.configs.experiment import Experiment
     from swin_dense.workbench.configs.schedule import notes_on_schedule
     from swin_dense.workbench.configs.settings import notes_on_settings

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
@@ -126,16 +125,6 @@ class Experiment:
         return [path for path in local if not os.path.exists(path)]
 
 
-class Found(NamedTuple):
-    """What a check of a data set has found."""
-
-    notes: list[str]
-    used_images: int | None = None  # that the framework uses; None if it is not known
-    files: frozenset[str] = frozenset()  # the paths of its images
-    samples: Sequence[Any] = ()  # some images, as its pipeline returns them
-    pixels: Any = None  # of a segmentor, a PixelTrip: the values of its masks and their labels
-
-
 class DataSet:
     """A data set of a config that reads files, inside the wrappers of other data sets.
 
@@ -217,17 +206,6 @@ def _class_names(entry: Any, dataset_class: Any) -> tuple[Any, ...]:
     if isinstance(classes, str) and os.path.isfile(classes):  # with a name in each line
         classes = list_from_file(classes)
     return (classes,) if isinstance(classes, str) else tuple(classes or ())
-
-
-def in_its_scope(check: Callable[..., Found]) -> Callable[..., Found]:
-    """Let the frameworks find names in the scope of a data set's config while a function checks the data set."""
-
-    @functools.wraps(check)
-    def checked(data: DataSet, *args: Any, **options: Any) -> Found:
-        with data.experiment.in_scope():
-            return check(data, *args, **options)
-
-    return checked
 
 
 def is_local(part: Any) -> bool:

@@ -87,7 +87,7 @@ def export_whole(
     Examples:
         >>> export_whole('mine.py', 'work_dirs/mine/epoch_12.pth', 'model.onnx')  # doctest: +SKIP
     """
-    from swin_dense.workbench.configs.masks import labels_of_values  # imports the frameworks
+    from swin_dense.workbench.checking.masks import labels_of_values  # imports the frameworks
     from swin_dense.workbench.predict import Predictor, test_dataset
     from swin_dense.workbench.recipes.files import load_recipe  # imports mmengine
 

@@ -25,7 +25,8 @@ def written(tmp_path, *arguments, name=DETECTOR, status=0):
 
 def check_data(config, splits, every_image=False, trained=()):
     """Look at the data of a config, as the commands do."""
-    from swin_dense.workbench.configs import checking, experiment
+    from swin_dense.workbench.checking import data as checking
+    from swin_dense.workbench.configs import experiment
 
     checked = checking.check_data(experiment.Experiment(config), splits, every_image, trained)
     checked.raise_errors()

@@ -12,11 +12,11 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 from pycocotools import mask as mask_tools
 
+from swin_dense.workbench.checking.images import check_images
+from swin_dense.workbench.checking.masks import check_masks
+from swin_dense.workbench.checking.round_trip import check_objects
+from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
-from swin_dense.workbench.configs.images import check_images
-from swin_dense.workbench.configs.masks import check_masks
-from swin_dense.workbench.configs.round_trip import check_objects
-from swin_dense.workbench.configs.stated import read_source
 
 LOAD = {'type': 'LoadImageFromFile', 'backend_args': None}
 NAMES = ('apple', 'pear')

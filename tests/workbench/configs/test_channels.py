@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs.checking import check_channels
+from swin_dense.workbench.checking.settings import check_channels
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.recipes.files import load_recipe

@@ -17,7 +17,7 @@ from PIL import Image
 from pycocotools.mask import encode
 
 from swin_dense.commands._main import main, parser_of
-from swin_dense.workbench.configs import masks
+from swin_dense.workbench.checking import masks
 from swin_dense.workbench.configs.settings import merge_settings
 from swin_dense.workbench.training import prepare_test
 from tests.workbench.configs.data import (

@@ -11,8 +11,8 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from torch import nn
 
-from swin_dense.workbench.configs import first_step
-from swin_dense.workbench.configs.checking import check_data
+from swin_dense.workbench.checking import first_step
+from swin_dense.workbench.checking.data import check_data
 from swin_dense.workbench.configs.experiment import Experiment
 
 

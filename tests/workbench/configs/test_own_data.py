@@ -9,9 +9,9 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
+from swin_dense.workbench.checking.masks import check_masks
+from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
-from swin_dense.workbench.configs.masks import check_masks
-from swin_dense.workbench.configs.stated import read_source
 from tests.conftest import ROOT
 from tests.workbench.configs.data import (
     CLASSES,

@@ -18,13 +18,13 @@ from PIL import Image
 from pycocotools.cocoeval import COCOeval
 
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs import hints, question
-from swin_dense.workbench.configs.checking import check_data
+from swin_dense.workbench.checking import hints, question
+from swin_dense.workbench.checking.data import check_data
+from swin_dense.workbench.checking.perfect import Asker
+from swin_dense.workbench.checking.question import PerfectScore
+from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.configs.own_data import ignore_values, map_values, set_classes
-from swin_dense.workbench.configs.perfect import Asker
-from swin_dense.workbench.configs.question import PerfectScore
-from swin_dense.workbench.configs.stated import read_source
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.child import run_cases
 from tests.workbench.configs.data import CLASSES, DETECTOR, SEGMENTOR, TRAIN, VAL, make_coco, make_masks

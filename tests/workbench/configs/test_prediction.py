@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 from PIL import Image
 
 from swin_dense.commands._main import main
-from swin_dense.workbench.configs.checking import check_prediction
+from swin_dense.workbench.checking.settings import check_prediction
 from swin_dense.workbench.configs.experiment import Experiment
 from tests.workbench.export.query_models import config_of, random_model
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pycocotools.mask import encode
 
-from swin_dense.workbench.configs.readings import check_places, places_of
-from swin_dense.workbench.configs.stated import StatedFile, StatedObject
+from swin_dense.workbench.checking.readings import check_places, places_of
+from swin_dense.workbench.checking.stated import StatedFile, StatedObject
 
 COUNT = 40
 SIZES = [(160, 90), (80, 120), (200, 140)]

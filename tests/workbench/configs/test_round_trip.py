@@ -14,7 +14,7 @@ from mmengine.structures import InstanceData
 from PIL import Image, ImageDraw
 from pycocotools import mask as mask_tools
 
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.data import CLASSES, SIDE, SPLITS, TRAIN, VAL, check_data, dataset_of
 from tests.workbench.configs.test_checking import BOXES, WRONG, WRONG_MASKS, each

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_dense.workbench.configs.segmentations import bounds_of, decode_rle
+from swin_dense.workbench.checking.segmentations import bounds_of, decode_rle
 
 mask_tools = pytest.importorskip('pycocotools.mask')
 

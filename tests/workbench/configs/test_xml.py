@@ -7,7 +7,7 @@ from mmengine.config import ConfigDict
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from swin_dense.workbench.configs.checking import check_data as check_all
+from swin_dense.workbench.checking.data import check_data as check_all
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.data import check_data, dataset_of

@@ -24,11 +24,9 @@ from pycocotools import mask as mask_tools
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.checks import described
-from swin_dense.workbench.configs.coco import shown
-from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
-from swin_dense.workbench.configs.hints import Case, hint_on_evaluation
-from swin_dense.workbench.configs.missed import add_missed, explain
-from swin_dense.workbench.configs.question import (
+from swin_dense.workbench.checking.hints import Case, hint_on_evaluation
+from swin_dense.workbench.checking.missed import add_missed, explain
+from swin_dense.workbench.checking.question import (
     PerfectScore,
     Question,
     Used,
@@ -39,8 +37,10 @@ from swin_dense.workbench.configs.question import (
     is_perfect_figure,
     used_of,
 )
-from swin_dense.workbench.configs.samples import loading_steps
-from swin_dense.workbench.configs.stated import Source, Stated, StatedObject
+from swin_dense.workbench.checking.samples import loading_steps
+from swin_dense.workbench.checking.stated import Source, Stated, StatedObject
+from swin_dense.workbench.configs.coco import shown
+from swin_dense.workbench.configs.experiment import DataSet, Experiment, dicts
 
 _SCORE = 0.9  # of each answer
 _MOST_PAIRS = 200  # of a label and an answer that the evaluators of pixels are asked about one by one

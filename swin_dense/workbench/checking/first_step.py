@@ -20,7 +20,7 @@ from torch import nn
 
 from swin_dense.utils.checks import described
 from swin_dense.workbench.building import model_entry
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
 from swin_dense.workbench.configs.experiment import Experiment, dicts
 from swin_dense.workbench.configs.quietly import random_state_kept, silent
 

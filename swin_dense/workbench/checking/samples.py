@@ -9,11 +9,11 @@ from mmengine.dataset import Compose
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.checks import described, first_few
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.images import sample_evenly
+from swin_dense.workbench.checking.stated import Source
 from swin_dense.workbench.configs.experiment import DataSet, dicts
-from swin_dense.workbench.configs.images import sample_evenly
 from swin_dense.workbench.configs.quietly import quiet, random_state_kept
-from swin_dense.workbench.configs.stated import Source
 
 _LOADED = 8  # images
 _LOADING = ('Load', 'IgnoreMask', 'MapMask')  # starts of the names of steps that load annotations

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as mask_tools
 
-from swin_dense.workbench.configs.hints import is_no_polygon
+from swin_dense.workbench.checking.hints import is_no_polygon
 
 _MOST_CHARACTERS = 12  # of a number of 60 bits
 Bounds = tuple[float, float, float, float]  # left, top, right and bottom in pixels

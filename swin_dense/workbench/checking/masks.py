@@ -18,13 +18,14 @@ from PIL import Image
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope, is_local
+from swin_dense.workbench.checking.found import Found, in_its_scope
+from swin_dense.workbench.checking.images import check_images, other_size, reads_files, sample_evenly
+from swin_dense.workbench.checking.pixel_trip import PixelTrip, notes_on_pixels
+from swin_dense.workbench.checking.samples import load_sample, load_samples, loading_steps
+from swin_dense.workbench.checking.stated import Source
+from swin_dense.workbench.configs.experiment import DataSet, is_local
 from swin_dense.workbench.configs.files import endings_in, missing_files
-from swin_dense.workbench.configs.images import check_images, other_size, reads_files, sample_evenly
-from swin_dense.workbench.configs.pixel_trip import PixelTrip, notes_on_pixels
 from swin_dense.workbench.configs.quietly import quiet
-from swin_dense.workbench.configs.samples import load_sample, load_samples, loading_steps
-from swin_dense.workbench.configs.stated import Source
 
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 

@@ -14,7 +14,7 @@ from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.workbench.configs.coco import turn_of
 
 if TYPE_CHECKING:
-    from swin_dense.workbench.configs.stated import StatedFile, StatedObject
+    from swin_dense.workbench.checking.stated import StatedFile, StatedObject
 
 UNKNOWN = 'for a reason that is not known'
 _COPY = 'as the copy that `swin-dense config` writes'

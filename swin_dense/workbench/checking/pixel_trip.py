@@ -12,8 +12,8 @@ import numpy as np
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.checks import first_few
+from swin_dense.workbench.checking.stated import Source
 from swin_dense.workbench.configs.experiment import dicts, mapped_values
-from swin_dense.workbench.configs.stated import Source
 
 _MANY_VALUES = 32  # that are no class: more than annotators add by mistake
 _SEAM = 4  # pixels: the width of a line that an interpolation leaves between two classes

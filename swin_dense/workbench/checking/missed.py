@@ -12,13 +12,13 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.hints import Case
+from swin_dense.workbench.checking.question import Missed, PerfectScore, Question, is_of_one_part, is_same_file
+from swin_dense.workbench.checking.stated import StatedFile, StatedObject
 from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.experiment import dicts
-from swin_dense.workbench.configs.hints import Case
-from swin_dense.workbench.configs.question import Missed, PerfectScore, Question, is_of_one_part, is_same_file
 from swin_dense.workbench.configs.quietly import quiet
-from swin_dense.workbench.configs.stated import StatedFile, StatedObject
 
 _MOST_ALONE = 100  # images that are asked about one by one
 

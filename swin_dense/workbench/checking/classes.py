@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from swin_dense.utils.checks import first_few
+from swin_dense.workbench.checking.stated import Source
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.stated import Source
 
 
 def check_classes(source: Source) -> list[Any]:

@@ -16,12 +16,12 @@ from mmcv.ops import batched_nms
 from mmengine.evaluator import DumpResults, Evaluator
 from mmengine.registry import DATASETS, EVALUATOR, METRICS
 
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.images import sample_evenly
+from swin_dense.workbench.checking.stated import Source, StatedObject
 from swin_dense.workbench.configs.coco import shown
 from swin_dense.workbench.configs.experiment import Experiment, dicts
-from swin_dense.workbench.configs.images import sample_evenly
 from swin_dense.workbench.configs.quietly import silent
-from swin_dense.workbench.configs.stated import Source, StatedObject
 
 MOST_IMAGES = 1000  # of a large split that are asked about
 MOST_WITH_MASKS = 200

@@ -13,11 +13,11 @@ from mmengine.registry import MODELS
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.checks import described
+from swin_dense.workbench.checking.images import sample_evenly
+from swin_dense.workbench.checking.samples import loading_steps
+from swin_dense.workbench.checking.stated import Source
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.images import sample_evenly
 from swin_dense.workbench.configs.quietly import quiet, random_state_kept
-from swin_dense.workbench.configs.samples import loading_steps
-from swin_dense.workbench.configs.stated import Source
 
 _HEADS = ('decode_head', 'auxiliary_head')
 _SIDE = 8  # pixels of the stand-in

@@ -20,11 +20,11 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import described
+from swin_dense.workbench.checking.hints import hint_on_reading
+from swin_dense.workbench.checking.segmentations import decode_rle
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco, shown
 from swin_dense.workbench.configs.experiment import DataSet
-from swin_dense.workbench.configs.hints import hint_on_reading
 from swin_dense.workbench.configs.quietly import quiet, without_collection
-from swin_dense.workbench.configs.segmentations import decode_rle
 
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
 _LARGEST_BOX = 1e15

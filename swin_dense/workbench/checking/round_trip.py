@@ -18,16 +18,17 @@ import numpy as np
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.configs import hints
-from swin_dense.workbench.configs.anchors import notes_on_anchors
-from swin_dense.workbench.configs.classes import check_classes
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.anchors import notes_on_anchors
+from swin_dense.workbench.checking.classes import check_classes
+from swin_dense.workbench.checking.found import Found, in_its_scope
+from swin_dense.workbench.checking.images import check_images, other_size
+from swin_dense.workbench.checking.readings import TOLERANCE, Places, check_places, places_of
+from swin_dense.workbench.checking.samples import load_samples
+from swin_dense.workbench.checking.stated import Source, StatedObject, needs_masks
 from swin_dense.workbench.configs.coco import shown
-from swin_dense.workbench.configs.experiment import DataSet, Found, in_its_scope
+from swin_dense.workbench.configs.experiment import DataSet
 from swin_dense.workbench.configs.files import endings_in, hint_on_name
-from swin_dense.workbench.configs.images import check_images, other_size
-from swin_dense.workbench.configs.readings import TOLERANCE, Places, check_places, places_of
-from swin_dense.workbench.configs.samples import load_samples
-from swin_dense.workbench.configs.stated import Source, StatedObject, needs_masks
 
 _ROUNDING = 0.01  # pixels
 _NARROW = 0.5  # share of a box that the bounds of its mask fill at least

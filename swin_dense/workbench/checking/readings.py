@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from swin_dense.workbench.configs import hints
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.segmentations import bounds_of
+from swin_dense.workbench.checking.stated import Source, StatedObject, fault_of_mask
 from swin_dense.workbench.configs.coco import shown
-from swin_dense.workbench.configs.segmentations import bounds_of
-from swin_dense.workbench.configs.stated import Source, StatedObject, fault_of_mask
 
 TOLERANCE = 2.0  # pixels that a box may reach beyond its image, and a mask beyond its box
 _SLACK = 0.1  # of the sides of a box, by which its mask may end elsewhere
