@@ -144,19 +144,7 @@ def _is_near(place: tuple[Any, tuple[float, ...]], one: StatedObject) -> bool:
 def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
     """Return notes on objects that are lost, ignored or cut; raise ValueError if nothing right is left."""
     name, is_evaluated = source.stated.name, source.data.is_evaluated
-    notes = []
-    unused = ''
-    if trip.unused:
-        others = first_few(f'{label} ({number})' for label, number in trip.unused.most_common())
-        unused = f'{trip.unused.total()} of {count} annotations are not used, of names that are no class: {others}'
-        notes.append(unused)
-    plain = {_plain(label): label for label in classes}
-    similar = [f'{label!r} for {plain[_plain(label)]!r}' for label in trip.unused if _plain(label) in plain]
-    if similar:
-        raise ValueError(
-            f'{name}: {unused}; some differ from a class by case or spaces alone, {first_few(similar)}: write the same '
-            f'name in the files and in {source.data.address}.metainfo.classes'
-        )
+    notes = _notes_on_names(trip, source, classes, count)
     if trip.gained:
         path, label, box = trip.gained[0]
         raise ValueError(
@@ -165,7 +153,7 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
         )
     if not trip.of_classes:
         if not is_evaluated:
-            raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {unused}')
+            raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {"; ".join(notes)}')
         return notes  # a perfect model says what that means for the evaluation
     reasons: dict[str, list[StatedObject]] = defaultdict(list)
     for one in trip.lost:
@@ -189,6 +177,28 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
     without = [label for label in classes if label not in present]
     if without:
         notes.append(f'{len(without)} of {len(classes)} classes have no box: {first_few(without)}')
+    return notes
+
+
+def _notes_on_names(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
+    """Return notes on names that are no class, and on classes that may be one; raise ValueError for a wrong spelling."""
+    notes = []
+    plain = {_plain(label): label for label in classes}
+    if trip.unused:
+        others = first_few(f'{label} ({number})' for label, number in trip.unused.most_common())
+        notes.append(f'{trip.unused.total()} of {count} annotations are not used, of names that are no class: {others}')
+    similar = [f'{label!r} for {plain[_plain(label)]!r}' for label in trip.unused if _plain(label) in plain]
+    if similar:
+        raise ValueError(
+            f'{source.stated.name}: {notes[0]}; some differ from a class by case or spaces alone, '
+            f'{first_few(similar)}: write the same name in the files and in {source.data.address}.metainfo.classes'
+        )
+    spellings = [f'{label!r} and {plain[_plain(label)]!r}' for label in classes if plain[_plain(label)] != label]
+    if spellings and not source.data.is_evaluated:
+        notes.append(
+            f'the classes {first_few(spellings)} differ by case or spaces alone; if they are one, give their '
+            'annotations one category'
+        )
     return notes
 
 
@@ -346,7 +356,7 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
                 "; mmdet's data sets of Pascal VOC read names that end in .jpg; files of COCO's format can name others"
             )
         raise ValueError(
-            f'{name} lists {len(of_path)} images, of which {len(absent)} are missing: {first_few(absent.values())}; '
+            f'{name} lists {len(of_path)} images, {len(absent)} of them missing: {first_few(absent.values())}; '
             f'the folder is {folder}, {endings_in(folder)} (data_prefix.img){hint}'
         )
     wrong = {}

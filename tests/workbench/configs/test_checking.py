@@ -135,7 +135,7 @@ WRONG = {
     ),
     'a file that is missing': (
         image(3, file_name='gone.jpg'),
-        r'4 images, of which 1 are missing: \S+gone\.jpg \(No such file',
+        r'4 images, 1 of them missing: \S+gone\.jpg \(No such file',
     ),
 }
 WRONG_MASKS = {
@@ -687,6 +687,17 @@ def labels(config, split):
     return found
 
 
+def test_two_spellings_of_a_class_are_noted(ten_fruits):
+    def rename(content):
+        content['categories'][1]['name'] = 'Apple '
+
+    ten_fruits.change(rename)
+    names = ten_fruits.root / 'classes.txt'
+    names.write_text('apple\nApple \n')
+    (note,) = [note for note in check_data(ten_fruits.write('--classes', names), SPLITS) if 'alone' in note]
+    assert "'apple' and 'Apple ' differ by case or spaces alone; if they are one, give their annotations one" in note
+
+
 def label_studio(data):
     """Write all in one folder, with names that contain it."""
     (data.root / TRAIN).rename(data.root / 'result.json')
@@ -974,7 +985,7 @@ def test_a_training_file_that_lacks_a_class_is_to_be_completed(fruit):
 @pytest.mark.parametrize('name', ['', '.', '..'])
 def test_a_folder_is_no_image(fruit, name):
     fruit.change(image(1, file_name=name), TRAIN)
-    assert re.search(r'of which 1 are missing: \S+ \(no file\)', fruit.refused())
+    assert re.search(r'1 of them missing: \S+ \(no file\)', fruit.refused())
 
 
 def test_a_box_beyond_a_float_is_one_error(fruit):

@@ -263,7 +263,7 @@ def test_invalid_options_for_masks_are_one_error(roads, words, message):
     [
         (['--train-masks', 'x'], '--train-masks is for segmentation'),
         (['--ignore', '1'], '--ignore is for segmentation masks'),
-        (['--train-images', 'val'], 'of which 4 are missing'),
+        (['--train-images', 'val'], '4 of them missing'),
         (
             ['--train-ann', 'x.json'],
             r'x\.json is no file of annotations in the format of COCO, because it has no images',

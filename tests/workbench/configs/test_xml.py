@@ -113,7 +113,7 @@ def test_no_object_of_a_class(voc):
 def test_images_with_other_endings(voc):
     """mmdet would raise FileNotFoundError for the first of them in the middle of an epoch."""
     (voc.root / 'JPEGImages' / '3.jpg').rename(voc.root / 'JPEGImages' / '3.png')
-    with pytest.raises(ValueError, match=r'of which 1 are missing: .*3\.jpg .*; mmdet.* read names that end in \.jpg'):
+    with pytest.raises(ValueError, match=r'1 of them missing: .*3\.jpg .*; mmdet.* read names that end in \.jpg'):
         voc.notes()
 
 
