@@ -181,7 +181,7 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
 
 
 def _notes_on_names(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
-    """Return notes on names that are no class, and on classes that may be one; raise ValueError for a wrong spelling."""
+    """Return notes on names that are no class, and classes that may be one; raise ValueError for a wrong spelling."""
     notes = []
     plain = {_plain(label): label for label in classes}
     if trip.unused:
