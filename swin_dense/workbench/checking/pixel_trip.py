@@ -89,11 +89,10 @@ def notes_on_pixels(trip: PixelTrip, source: Source, steps: Sequence[Any], train
     count = experiment.class_count or len(source.data.classes) or IGNORED_LABEL
     names = source.built.metainfo.get('classes') or range(count)
     not_learned = {part['ignore_index'] for part in dicts(experiment.model) if 'ignore_index' in part} | {IGNORED_LABEL}
-    for other in trained:
-        _check_numbering(trip, other, dict(enumerate(names)), folder)
+    on_numbering = [_note_on_numbering(trip, other, dict(enumerate(names)), folder) for other in trained]
     ignored = [pair for pair in trip.pixels if pair[1] in not_learned]
     _check_values(trip, ignored, count, steps, trained, source)
-    notes = []
+    notes = [note for note in on_numbering if note]
     if ignored:
         share = 100 * sum(trip.pixels[pair] for pair in ignored) / trip.pixels.total()
         zero = ' (reduce_zero_label=True ignores 0)' if source.built.reduce_zero_label else ''
@@ -144,24 +143,31 @@ def _check_values(
         )
 
 
-def _check_numbering(trip: PixelTrip, trained: PixelTrip, names: dict[int, Any], folder: str) -> None:
-    """Raise ValueError if masks and those of the training data number their classes differently.
+def _note_on_numbering(trip: PixelTrip, trained: PixelTrip, names: dict[int, Any], folder: str) -> str:
+    """Return a note if masks and those of the training data seem to number their classes differently, else ''.
 
     Then one of both has a value that the other never has, and lacks a class that the other has. Chance may explain the
-    latter, and the former if it is a class, too, where few masks have them.
+    latter, and the former if it is a class, too, where few masks have them. Raise ValueError if the value is no class:
+    data of other scenes may have other classes, but no other values.
     """
     here, there = 'in these masks', 'in those of the training data'
     for one, other, place, elsewhere in ((trip, trained, here, there), (trained, trip, there, here)):
-        added = {value for value, label in one.pixels if label not in names or _is_absent(label, one, other)}
-        added -= {*other.stored}
-        for label in other.with_label if added else ():
-            if label in names and _is_absent(label, other, one):
-                raise ValueError(
-                    f'{folder}: the values are {first_few(trip.stored)} {here}, and {first_few(trained.stored)} '
-                    f'{there}. The value {first_few(sorted(added))} occurs {place} alone, and {names[label]}, which '
-                    f'{other.with_label[label]} of {other.masks} masks have {elsewhere}, does not occur {place}; '
-                    'number the classes alike, and write 255 where pixels have no label'
-                )
+        unnamed = {value for value, label in one.pixels if label not in names}
+        added = unnamed | {value for value, label in one.pixels if _is_absent(label, one, other)}
+        added -= {*other.stored, IGNORED_LABEL}
+        lacked = [label for label in other.with_label if label in names and _is_absent(label, other, one)]
+        if not added or not lacked:
+            continue
+        said = (
+            f'the values are {first_few(trip.stored)} {here}, and {first_few(trained.stored)} {there}. The value '
+            f'{first_few(sorted(added))} occurs {place} alone, and {names[lacked[0]]}, which '
+            f'{other.with_label[lacked[0]]} of {other.masks} masks have {elsewhere}, does not occur {place}'
+        )
+        if added & unnamed:
+            cure = 'number the classes alike, and write 255 where pixels have no label'
+            raise ValueError(f'{folder}: {said}; {cure}')
+        return f'{said}: are the classes numbered alike?'
+    return ''
 
 
 def _is_absent(label: int, one: PixelTrip, other: PixelTrip) -> bool:
