@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_log()
     args = argparse.Namespace(out=None)
     try:
-        args = parser_of(name).parse_args(arguments[1:])
+        parser = parser_of(name)
+        args, unknown = parser.parse_known_args(arguments[1:])
+        if unknown:
+            parser.error(f'unrecognized argument {unknown[0]}{_hint_on_option(unknown[0], parser)}')
         status = args.run(args)
         sys.stdout.flush()
         return status
@@ -118,6 +121,19 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.set_defaults(run=command.run)
     command.add_arguments(parser)
     return parser
+
+
+def _hint_on_option(given: str, parser: argparse.ArgumentParser) -> str:
+    """Return the option that a wrong one may mean: of this command, or of another; '' if there is none."""
+    option = given.partition('=')[0]
+    commands = [name for name in command_names() if option in _options_of(parser_of(name))]
+    if commands:
+        return f'; `swin-dense {commands[0]}` has it'
+    return checks.closest(option, _options_of(parser))
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r'(?<![\w-])--[a-z][a-z-]*', parser.format_usage())
 
 
 def _print_log() -> None:

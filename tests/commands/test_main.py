@@ -95,6 +95,20 @@ assert not {{'torch', 'numpy'}} & sys.modules.keys()
         assert f'{name} --no-such-option ended with 2' in done.stdout
 
 
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['train', 'mine.py', '--epochs', '3'], 'unrecognized argument --epochs; `swin-dense config` has it'),
+        (['config', 'mine.py', '--dataroot=x'], "unrecognized argument --dataroot=x; did you mean '--data-root'?"),
+        (['doctor', 'two'], 'unrecognized argument two'),
+    ],
+)
+def test_an_option_that_another_command_has(words, message, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
 def test_exit_status_of_every_outcome(command, capsys, monkeypatch):
     assert command(lambda args: 0) == 0
     assert command(lambda args: 1) == 1
