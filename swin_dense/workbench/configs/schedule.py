@@ -80,10 +80,12 @@ def set_length(experiment: Experiment, epochs: int | None, iters: int | None) ->
             interval = max(1, scaled(every))
             config.train_cfg.dynamic_intervals.append((scaled(start), interval))
     config.train_cfg[key] = new
-    too_short = [id(one) for _, one in _schedules(experiment) if not _scale(one, length[1], ratio, scaled)]
+    too_short = [
+        id(schedule) for _, schedule in _schedules(experiment) if not _scale(schedule, length[1], ratio, scaled)
+    ]
     for _, part in walk(config.get('param_scheduler')):
         if isinstance(part, list):
-            part[:] = [one for one in part if id(one) not in too_short]
+            part[:] = [schedule for schedule in part if id(schedule) not in too_short]
 
 
 class Stepped(NamedTuple):
@@ -139,15 +141,15 @@ def described_schedule(experiment: Experiment) -> str:
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' in optimizer:
         parts.append(f'learning rate {optimizer["lr"]:g} ({optimizer.get("type")})')
-    for one in _stepped(experiment):
-        if one.is_warm_up:
-            parts.append(f'warm-up of {one.end} {one.unit}')
-        elif 'milestones' in one.entry:
-            milestones = ', '.join(map(str, one.entry['milestones']))
-            parts.append(f'multiplied by {one.entry.get("gamma", 0.1):g} after {milestones} {one.unit}')
+    for schedule in _stepped(experiment):
+        if schedule.is_warm_up:
+            parts.append(f'warm-up of {schedule.end} {schedule.unit}')
+        elif 'milestones' in schedule.entry:
+            milestones = ', '.join(map(str, schedule.entry['milestones']))
+            parts.append(f'multiplied by {schedule.entry.get("gamma", 0.1):g} after {milestones} {schedule.unit}')
         else:
-            until = one.entry.get('end') or 'the end'
-            parts.append(f'{_name(one.entry)} from {one.entry.get("begin", 0)} to {until} {one.unit}')
+            until = schedule.entry.get('end') or 'the end'
+            parts.append(f'{_name(schedule.entry)} from {schedule.entry.get("begin", 0)} to {until} {schedule.unit}')
     return ', '.join(parts)
 
 
@@ -165,22 +167,22 @@ def notes_on_schedule(experiment: Experiment, used_images: Mapping[str, int] = {
     if length is None:
         return notes
     others = []
-    for one in _stepped(experiment, used_images, processes):
-        if one.is_warm_up and one.end > one.total > 0:
+    for schedule in _stepped(experiment, used_images, processes):
+        if schedule.is_warm_up and schedule.end > schedule.total > 0:
             notes.append(
-                f'the warm-up of the learning rate ends after {one.end} {one.unit}, but the training after '
-                f'{one.total}, so that it never reaches the full learning rate; --set '
-                f'{one.address}.end={_tenth(one.total)} shortens the warm-up to a tenth of the training'
+                f'the warm-up of the learning rate ends after {schedule.end} {schedule.unit}, but the training after '
+                f'{schedule.total}, so that it never reaches the full learning rate; --set '
+                f'{schedule.address}.end={_tenth(schedule.total)} shortens the warm-up to a tenth of the training'
             )
-        elif one.total == 0:
+        elif schedule.total == 0:
             notes.append(
-                f'{one.address} ({one.entry.type}) counts epochs, but the training counts iterations, so that the '
-                f'learning rate keeps its first value; --set {one.address}.by_epoch=False, and give its numbers in '
-                'iterations'
+                f'{schedule.address} ({schedule.entry.type}) counts epochs, but the training counts iterations, so '
+                f'that the learning rate keeps its first value; --set {schedule.address}.by_epoch=False, and give its '
+                'numbers in iterations'
             )
-        elif one.total < INF:
-            others.append(one)
-    last = max(others, key=lambda one: Fraction(one.end, one.total), default=None)
+        elif schedule.total < INF:
+            others.append(schedule)
+    last = max(others, key=lambda schedule: Fraction(schedule.end, schedule.total), default=None)
     if last is None or math.isclose(last.end, last.total, rel_tol=_TOLERANCE):
         return notes
     if last.end > last.total:
@@ -218,9 +220,9 @@ def _notes_on_scaling(experiment: Experiment, processes: int) -> list[str]:
 
 def shorten_warm_up(experiment: Experiment, used_images: Mapping[str, int]) -> None:
     """Shorten a warm-up that is longer than the training to a tenth of the training; see :func:`notes_on_schedule`."""
-    for one in _stepped(experiment, used_images):
-        if one.is_warm_up and one.end > one.total > 0:
-            one.entry.end = _tenth(one.total)
+    for schedule in _stepped(experiment, used_images):
+        if schedule.is_warm_up and schedule.end > schedule.total > 0:
+            schedule.entry.end = _tenth(schedule.total)
 
 
 def _tenth(count: int) -> int:
