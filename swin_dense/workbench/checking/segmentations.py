@@ -20,7 +20,7 @@ def bounds_of(mask: Any, rows_first: bool = False) -> Bounds:
     """
     if isinstance(mask, dict):
         mask = {**mask, 'size': mask['size'][::-1]} if rows_first else mask
-        lengths = mask if isinstance(mask['counts'], str) else mask_tools.frPyObjects(mask, *mask['size'])
+        lengths = mask_tools.frPyObjects(mask, *mask['size']) if isinstance(mask['counts'], list) else mask
         left, top, width, height = mask_tools.toBbox(lengths).tolist()
         right, bottom = left + width, top + height
     else:

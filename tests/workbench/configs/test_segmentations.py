@@ -32,7 +32,7 @@ def test_run_lengths_of_random_masks():
         assert (np.repeat(np.arange(len(lengths)) % 2, lengths) == mask.ravel(order='F')).all()
         rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
         expected = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else (0, 0, 0, 0)
-        for counts in (text_of(mask), lengths.tolist()):
+        for counts in (text_of(mask), text_of(mask).encode(), lengths.tolist()):
             assert bounds_of({'size': [height, width], 'counts': counts}) == expected
 
 
