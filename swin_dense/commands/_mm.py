@@ -133,10 +133,9 @@ def process_of(launcher: str) -> tuple[int, int]:
 
 
 def print_notes(command: str, notes: Sequence[str]) -> None:
-    """Print notes to stderr, in the first of several processes."""
-    if os.environ.get('RANK', '0') == '0':
-        for note in notes:
-            print(f'swin-dense {command}: note: {note}', file=sys.stderr)
+    """Print notes to stderr."""
+    for note in notes:
+        print(f'swin-dense {command}: note: {note}', file=sys.stderr)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from swin_dense.images.presets import PRESETS
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
+from swin_dense.utils.choices import EXPORTED
 
 
 class HeightWidthAction(argparse.Action):
@@ -155,3 +156,8 @@ def check_checkpoint(place: str, of_backbone: bool = True) -> None:
     if not is_address(place) and not Path(place).exists():
         advice = suggestion(place) if of_backbone else ''
         raise FileNotFoundError(f'there is no checkpoint file {place!r}{advice}')
+
+
+def is_exported_file(place: str) -> bool:
+    """Return whether a place is a file of a whole model that `swin-dense export` wrote, by its suffix."""
+    return not is_address(place) and Path(place).suffix.lower() in EXPORTED

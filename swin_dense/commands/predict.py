@@ -35,7 +35,7 @@ from typing import Any
 
 import swin_dense
 from swin_dense.commands._mm import add_allow_partial, checkpoint_file, print_notes, published_checkpoint, read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file, is_exported_file
 from swin_dense.images.listing import is_image, left_out, real_path, walk
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the words of the model, one or two, and those of the images."""
     model, places = args.files[:1], args.files[1:]
-    is_exported = _is_exported(model[0])
+    is_exported = is_exported_file(model[0])
     if is_exported and (args.device is not None or args.set or args.allow_partial):
         raise ValueError(
             '--device and --set need a config and a checkpoint, as does --allow-partial; an exported file runs on the '
@@ -155,10 +155,6 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     if not places:
         raise ValueError('give a model and images: RECIPE IMAGE..., CONFIG CHECKPOINT IMAGE... or MODEL.onnx IMAGE...')
     return model, places
-
-
-def _is_exported(model: str) -> bool:
-    return not is_address(model) and Path(model).suffix.lower() in EXPORTED
 
 
 def _is_place_of_images(place: str) -> bool:
@@ -190,7 +186,7 @@ def _predictor(model: list[str], args: argparse.Namespace) -> tuple[Any, dict[st
 
     And return the settings that determine its predictions, in the types of JSON.
     """
-    if _is_exported(model[0]):
+    if is_exported_file(model[0]):
         file = Path(model[0])
         runtime, precision = args.runtime or EXPORTED[file.suffix.lower()], args.precision or 'float32'
         loaded = swin_dense.runtime.load(

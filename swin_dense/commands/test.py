@@ -26,7 +26,7 @@ from swin_dense.commands._mm import (
     raise_errors,
     run_to_its_end,
 )
-from swin_dense.commands._options import add_force, check_checkpoint
+from swin_dense.commands._options import add_force, check_checkpoint, is_exported_file
 from swin_dense.utils.atomic import check_folder, check_free
 
 GROUP = 'models'
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     place = args.checkpoint or published_checkpoint(args.config, 'test', 'after the recipe')
     check_checkpoint(place, of_backbone=False)
-    if place.endswith(('.onnx', '.xml')):
+    if is_exported_file(place):
         raise ValueError(f'{place} is an exported file, not a checkpoint: examples/evaluate_file.py scores it')
     if args.out is not None:
         check_folder(args.out.parent)

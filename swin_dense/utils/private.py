@@ -48,6 +48,7 @@ linear_pointwise: Any = _found(torch.ops.mkldnn, '_linear_pointwise', None)
 PythonUnpickler: Any = _found(pickle, '_Unpickler', None)
 if not hasattr(PythonUnpickler, 'dispatch'):  # the table of operations, of which the reader refuses some
     PythonUnpickler = None
+
 # At least 0 in forward-mode differentiation. Without it, attention needs attn_backend='reference' there.
 forward_level: Callable[[], int] = functools.partial(getattr, forward_ad, '_current_level', -1)
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from swin_dense.workbench.checking.pixel_trip import PixelTrip
 from swin_dense.workbench.configs.experiment import DataSet
 
 
@@ -16,7 +17,7 @@ class Found(NamedTuple):
     used_images: int | None = None  # that the framework uses; None if it is not known
     files: frozenset[str] = frozenset()  # the paths of its images
     samples: Sequence[Any] = ()  # some images, as its pipeline returns them
-    pixels: Any = None  # of a segmentor, a PixelTrip: the values of its masks and their labels
+    pixels: PixelTrip | None = None  # of a segmentor
 
 
 def in_its_scope(check: Callable[..., Found]) -> Callable[..., Found]:

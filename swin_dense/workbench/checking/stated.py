@@ -290,9 +290,9 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
             sides = {side: float(one.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
             left, top, right, bottom = (number - 1 for number in sides.values())
             difficult = one.findtext('difficult', '0').strip() not in ('', '0')
-            name_ = one.findtext('name')
-            entry = {'name': name_, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
-            file.objects.append(StatedObject(path, name_, (left, top, right, bottom), entry))
+            label = one.findtext('name')
+            entry = {'name': label, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
+            file.objects.append(StatedObject(path, label, (left, top, right, bottom), entry))
     if empty:
         raise ValueError(
             f'{name}: {len(empty)} of {len(loaded)} files state a size of 0, such as {empty[0]}, and mmdet leaves out '
