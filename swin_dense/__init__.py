@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from swin_dense.models.swin_v2 import SwinV2Backbone
     from swin_dense.workbench.export import export_whole
 
-__version__ = '0.5.0'
+__version__ = '0.6.0'
 __all__ = [
     'CheckpointError',
     'SwinBackbone',
