@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -60,13 +61,22 @@ assert 'mmengine' not in sys.modules
 
 
 def test_public_names_are_listed_found_and_typed():
-    pages = re.findall(r'^::: swin_dense\.(\w+)', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    pages = re.findall(r'^- \[`swin_dense\.(\w+)', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
     importlib.import_module('swin_dense.analysis')  # packages that were imported are not listed for that
     listed = set(dir(swin_dense)) | {'SwinDense', 'SwinDenseV2'}
     assert listed == {*pages, *swin_dense.__all__, 'integrations', '__version__'}
     assert listed - {'__version__'} <= set(re.findall(r'\w+', swin_dense.__doc__))  # help(swin_dense) begins with it
     assert typed_homes(swin_dense) == swin_dense._HOMES
     assert swin_dense._HOMES.keys() == {*swin_dense.__all__, 'SwinDense', 'SwinDenseV2'}
+
+
+def test_public_names_lead_to_their_files():
+    names = re.findall(r'^- \[`(swin_dense\..+)`\]\(\.\./(.+)\)$', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    for name, file in names:
+        module, _, attribute = name.rpartition('.')
+        public = inspect.unwrap(getattr(importlib.import_module(module), attribute))
+        assert Path(inspect.getsourcefile(public)) == ROOT / file
+    assert len(names) > 15
 
 
 def typed_homes(package):

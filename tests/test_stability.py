@@ -19,7 +19,7 @@ RECORD = ROOT / 'tests' / 'stability.txt'
 def promises():
     """Return a line for each public name and command, and for each argument and option with its default."""
     lines = [f'format of ONNX files={FORMAT}', f'format of predictions={RECORD_FORMAT}']
-    for name in re.findall(r'^::: (\S+)$', (ROOT / 'docs' / 'reference.md').read_text(), re.M):
+    for name in re.findall(r'^- \[`(swin_dense\..+)`\]', (ROOT / 'docs' / 'reference.md').read_text(), re.M):
         module, _, attribute = name.rpartition('.')
         lines.append(name)
         public = getattr(importlib.import_module(module), attribute)

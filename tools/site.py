@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,31 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / 'build' / 'site_pages'
-COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE', 'CITATION.cff')
+COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*')
+COPIED += ('LICENSE', 'CITATION.cff', 'tests/mm/test_parity.py')  # to which pages link
+
+# Public names, as docs/reference.md lists them: each with a link to its file, for whoever reads the page in a clone.
+NAME = re.compile(r'^- \[`(swin_dense\.[\w.]+)`\]\(.+\)$', re.M)
+MEMBERS = {'swin_dense.runtime.Model': ['__call__', 'predict', 'run']}
+
+
+def with_docstrings(page: str) -> str:
+    """Return a page whose public names are replaced by what mkdocstrings shows of them."""
+    return NAME.sub(lambda found: _directive(found[1]), page)
+
+
+def _directive(name: str) -> str:
+    members = MEMBERS.get(name)
+    if members is None:
+        return f'\n::: {name}\n'
+    return f'\n::: {name}\n    options:\n      members: {members}\n      inherited_members: {members}\n'
+
+
+def address() -> str:
+    """Return the web address of the repository, to which the pages link; '' if git knows none."""
+    asked = subprocess.run(['git', 'remote', 'get-url', 'origin'], cwd=ROOT, capture_output=True, text=True)
+    remote = re.sub(r'^git@([^:]+):', r'https://\1/', asked.stdout.strip())
+    return remote.removesuffix('.git') if remote.startswith('https://') else ''
 
 
 def as_markdown(notebook: dict[str, Any], name: str) -> str:
@@ -54,6 +79,8 @@ def copy_pages(root: Path, pages: Path) -> None:
         shutil.copy(root / name, target)
         if target.suffix == '.ipynb':
             target.with_suffix('.md').write_text(as_markdown(json.loads(target.read_text()), target.name))
+        elif name == 'docs/reference.md':
+            target.write_text(with_docstrings(target.read_text()))
 
 
 def main() -> None:
@@ -62,6 +89,7 @@ def main() -> None:
     parser.add_argument('--publish', metavar='VERSION', help='commit the site to the branch gh-pages as this version')
     args = parser.parse_args()
     copy_pages(ROOT, PAGES)
+    os.environ['REPOSITORY_ADDRESS'] = address()
     subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--clean'], cwd=ROOT, check=True)
     if args.publish:
         mike = str(Path(sys.executable).with_name('mike'))  # runs mkdocs again, with the same settings

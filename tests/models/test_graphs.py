@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone, use_graphs
@@ -35,7 +35,8 @@ class StandIn:
         StandIn.replays += 1
         with torch.no_grad(), torch.autocast('cpu', enabled=False):
             for function, args, kwargs, outs in self.operations:
-                for static, new in zip(tree_leaves(outs), tree_leaves(function(*args, **kwargs)), strict=True):
+                results, _ = tree_flatten(function(*args, **kwargs))
+                for static, new in zip(tree_flatten(outs)[0], results, strict=True):
                     if isinstance(static, torch.Tensor):
                         static.data.copy_(new)
 

@@ -1,5 +1,7 @@
 """The documentation site: every address in its HTML, also in what mkdocs generates, leads to a file and an anchor."""
 
+import re
+import runpy
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +44,23 @@ def broken(page, pages):
         if not file.is_file() or not has_anchor:
             missing.append(target)
     return missing
+
+
+def test_every_link_leads_to_a_page_or_file_of_the_site(tmp_path):
+    site = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # an import would give Python's own module of this name
+    site['copy_pages'](ROOT, tmp_path)
+    missing, seen = [], 0
+    for page in tmp_path.rglob('*.md'):
+        text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+        for target in re.findall(r'\]\(([^) #]+)', text):
+            seen += 1
+            if '://' not in target and not target.startswith('data:') and not (page.parent / target).exists():
+                missing.append((page.name, target))
+    assert missing == []
+    assert seen > 500
+    reference = (tmp_path / 'docs' / 'reference.md').read_text()
+    assert '\n::: swin_dense.SwinBackbone\n' in reference
+    assert 'members: [' in reference
 
 
 @pytest.mark.long
