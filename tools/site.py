@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / 'build' / 'site_pages'
-COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*')
+COPIED: tuple[str, ...] = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*')
 COPIED += ('LICENSE', 'CITATION.cff', 'tests/mm/test_parity.py')  # to which pages link
 
 # Public names, as docs/reference.md lists them: each with a link to its file, for whoever reads the page in a clone.

@@ -21,7 +21,7 @@ from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
 from swin_dense.utils import private_mm
 from swin_dense.workbench.configs.experiment import framework_of
-from swin_dense.workbench.configs.own_data import make_palette
+from swin_dense.workbench.configs.own_classes import make_palette
 from swin_dense.workbench.loading import build_whole, saved_names
 from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.model import ImagePredictor

@@ -176,6 +176,41 @@ def test_a_given_file_that_does_not_exist_without_a_data_root_is_an_error(fruit,
     assert "there is no 'x.json' (--val-ann) in the current folder" in fruit.refused('--val-ann', 'x.json')
 
 
+@pytest.mark.parametrize(
+    'layout',
+    [
+        ('img_dir/train', 'ann_dir/train', 'img_dir/val', 'ann_dir/val'),
+        ('Images/Train', 'Masks/Train', 'Images/Test', 'Masks/Test'),
+        ('train/images', 'train/masks', 'valid/images', 'valid/masks'),
+    ],
+)
+def test_folders_of_both_parts_of_segmentation_are_found(roads, layout):
+    recipe = ('images/training', 'annotations/training', 'images/validation', 'annotations/validation')
+    for old, new in zip(recipe, layout, strict=True):
+        (roads.root / new).parent.mkdir(exist_ok=True)
+        (roads.root / old).rename(roads.root / new)
+    for name in ('images', 'annotations'):
+        (roads.root / name).rmdir()
+    config = roads.write()
+    for split in SPLITS:
+        dataset = dataset_of(config, split)
+        part = layout[:2] if split == 'train' else layout[2:]
+        assert [*dataset.data_prefix.values()] == [str(roads.root / folder) for folder in part]
+        assert len(dataset) == 4
+    said = roads.refused('--val-share', '0.5')
+    assert '--val-share splits training data; give them, without validation data' in said
+
+
+def test_a_part_without_masks_is_left_out(roads):
+    """Both folders of a part are needed: images of a test without masks are no validation data."""
+    (roads.root / 'annotations/validation').rename(roads.root / 'elsewhere')
+    (roads.root / 'images/training').rename(roads.root / 'images/train')
+    (roads.root / 'annotations/training').rename(roads.root / 'annotations/train')
+    said = roads.refused()
+    assert 'has no validation data beside images/train, annotations/train; give --val-share 0.2' in said
+    roads.write('--val-share', '0.5')
+
+
 def test_half_of_a_layout_is_an_error(fruit):
     """The training data are where the recipe expects them, the validation data elsewhere."""
     (fruit.root / VAL).rename(fruit.root / 'annotations/val.json')

@@ -7,7 +7,7 @@ import torch
 from mmengine.config import Config
 
 from swin_dense.workbench.configs.experiment import Experiment, dicts
-from swin_dense.workbench.configs.own_data import set_classes
+from swin_dense.workbench.configs.own_classes import set_classes
 from swin_dense.workbench.predict import Predictor
 from tests.conftest import some
 from tests.mm.demo import with_tiny_swin

@@ -27,7 +27,7 @@ from swin_dense.workbench.checking.perfect import Asker
 from swin_dense.workbench.checking.question import PerfectScore
 from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.own_data import ignore_values, map_values, set_classes
+from swin_dense.workbench.configs.own_classes import ignore_values, map_values, set_classes
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.child import run_cases
 from tests.workbench.configs.data import CLASSES, DETECTOR, SEGMENTOR, TRAIN, VAL, make_coco, make_masks

@@ -10,7 +10,7 @@ from mmdet.models.language_models import bert
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.own_data import set_classes
+from swin_dense.workbench.configs.own_classes import set_classes
 from swin_dense.workbench.recipes.files import load_recipe
 from tests.workbench.configs.data import CLASSES
 

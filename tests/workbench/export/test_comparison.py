@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.workbench.configs.experiment import Experiment
-from swin_dense.workbench.configs.own_data import ignore_values, map_values, set_classes
+from swin_dense.workbench.configs.own_classes import ignore_values, map_values, set_classes
 from swin_dense.workbench.export import gate, whole
 from swin_dense.workbench.export.agreement import ROUNDING, share_of_unmatched
 from swin_dense.workbench.runtime.outputs import Instances
