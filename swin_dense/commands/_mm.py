@@ -53,7 +53,7 @@ def add_allow_partial(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         '--allow-partial',
         action='store_true',
-        help='accept a checkpoint that lacks parameters of the model, or has others; these are random then',
+        help='accept a checkpoint that does not fill the model, whose other parameters are then random',
     )
 
 

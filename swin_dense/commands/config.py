@@ -68,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--ignore', metavar='N,M', help='further values in masks to ignore, besides 255')
     parser.add_argument(
-        '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
+        '--mask-values',
+        metavar='N,M',
+        help='values of the classes in masks, in the order of --classes, such as 0,255 (default: 0,1,2 and so on)',
     )
     parser.add_argument(
         '--epochs',
@@ -76,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='N',
         help='train for N epochs, with schedules, warm-up and the interval of validation scaled (a recipe for COCO)',
     )
-    parser.add_argument('--iters', type=int, metavar='N', help='the same in iterations (a recipe for ADE20K)')
+    parser.add_argument('--iters', type=int, metavar='N', help='train for N iterations, likewise (a recipe for ADE20K)')
     parser.add_argument(
         '--image-size',
         type=int,

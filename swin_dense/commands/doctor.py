@@ -50,7 +50,7 @@ PROBES = {
     'torchvision': ('torchvision', 'import torchvision'),
     'pkg_resources': ('mmengine', 'import pkg_resources'),
     'operators of mmcv': ('mmcv', 'import torch; from mmcv.ops import get_compiler_version as compiler, '
-                         'nms; nms(torch.rand(1, 4), torch.ones(1), 0.5); print(compiler())'),
+                         'nms; nms(torch.rand(1, 4), torch.ones(1), 0.5); print("compiler", compiler())'),
     'SwinDense in mmdet': ('mmdet', 'import swin_dense; from mmdet.registry import MODELS; '
                            'assert MODELS.get("SwinDense") is swin_dense.SwinDense, "SwinDense is shadowed"'),
     'SwinDense in mmseg': ('mmseg', 'import swin_dense, mmseg.models; from mmseg.registry import MODELS; '

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
     parser.add_argument(
         '--image',
-        help='image to compare a whole model on, in which a detector finds something (default: a photo of a woman)',
+        help='image to compare a whole model on; a detector must find something in it (default: a photo of a woman)',
     )
     add_allow_partial(parser)
     backbone = parser.add_argument_group('options for a backbone')
@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         if args.model:
+            print('reading the config and the checkpoint ...', file=sys.stderr, flush=True)
             from swin_dense.workbench.export.whole import export_whole
 
             options = {name: getattr(args, name) for name in ('image', 'opset', 'allow_partial')}
@@ -131,15 +132,15 @@ def check_together(args: argparse.Namespace) -> None:
         changed = not (args.dynamic and args.check) or tuple(args.size) != (224, 224) or args.batch != 1
         if any(others) or changed:
             raise ValueError(
-                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed, and '
-                '--allow-partial'
+                'for a whole model (CONFIG CHECKPOINT), only --out, --force, --set, --image, --opset and '
+                '--allow-partial are allowed'
             )
         check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
     if args.image or args.set or args.allow_partial:
-        raise ValueError('--image and --set are for a whole model, as is --allow-partial; give CONFIG CHECKPOINT')
+        raise ValueError('--image, --set and --allow-partial are for a whole model; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and args.dynamic:

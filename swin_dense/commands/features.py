@@ -83,7 +83,7 @@ def check_together(args: argparse.Namespace) -> None:
     minimums = {'batch_size': 1, 'workers': 0, 'tile': 1, 'overlap': 0, 'max_side': 1, 'page': 0}
     for name, minimum in minimums.items():
         if getattr(args, name) is not None:
-            checks.integer(name, getattr(args, name), minimum)
+            checks.integer(f'--{name.replace("_", "-")}', getattr(args, name), minimum)
     check_backbone(args)
     packages.require('this command', 'tqdm', 'pyarrow', 'safetensors')
 
@@ -151,5 +151,5 @@ def run(args: argparse.Namespace) -> int:
                     print('stopped before the end; run the same command again to continue', file=sys.stderr)
                     return 128 + received[0]
     finished = len(images) + len(unread) - failed
-    print(f'{finished} of {len(images)} images are in {args.out}, {failed} failed', file=sys.stderr)
+    print(f'features of {finished} of {len(images)} images are in {args.out}; {failed} failed', file=sys.stderr)
     return int(failed > 0)

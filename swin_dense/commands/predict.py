@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--precision',
         choices=PRECISIONS,
-        help='in which --runtime openvino computes; bfloat16 needs a processor that has it (default: float32)',
+        help='precision in which --runtime openvino computes; not all processors have bfloat16 (default: float32)',
     )
     parser.add_argument(
         '--threads',
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='write no annotated images, PHOTO.painted.jpg; drawing can take longer than predicting',
     )
     parser.add_argument(
-        '--time', action='store_true', help='print milliseconds per image by step, the median of all images'
+        '--time', action='store_true', help='print the time of each step, in milliseconds: the median of all images'
     )
 
 
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 clock.lap('write')
                 laps.append(clock.seconds)
-    print(f'{len(images) - failed} of {len(images)} images are in {args.out}')
+    print(f'results of {len(images) - failed} of {len(images)} images are in {args.out}')
     if args.time and laps:
         print(_times(laps))
     return 1 if failed or unread else 0
@@ -139,8 +139,8 @@ def _model_and_images(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     is_exported = is_exported_file(model[0])
     if is_exported and (args.device is not None or args.set or args.allow_partial):
         raise ValueError(
-            '--device and --set need a config and a checkpoint, as does --allow-partial; an exported file runs on the '
-            'CPU (--runtime)'
+            '--device, --set and --allow-partial need a config and a checkpoint; an exported file runs on the CPU '
+            '(--runtime)'
         )
     for name in ('runtime', 'precision', 'threads'):
         if getattr(args, name) and not is_exported:
@@ -217,7 +217,9 @@ def _print_failure(image: str, error: Exception) -> None:
     if os.environ.get('SWIN_DENSE_TRACEBACK'):
         traceback.print_exception(error)
     lack = 'too little memory; examples/predict_large.py predicts tiles: ' if is_out_of_memory(error) else ''
-    print(f'swin-dense predict: {image}: {lack}{" ".join(str(error).split())}', file=sys.stderr)
+    reason = ' '.join(str(error).split())
+    place = '' if repr(image) in reason else f'{image}: '  # many errors name the image
+    print(f'swin-dense predict: {place}{lack}{reason}', file=sys.stderr)
 
 
 def _times(laps: list[dict[str, float]]) -> str:

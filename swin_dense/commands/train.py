@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     if args.resume not in (None, 'auto'):
         check_checkpoint(args.resume, of_backbone=False)
     config = config_to_run(args)
+    number, processes = process_of(args.launcher)
+    if number == 0:
+        print('swin-dense train: checking the data and a first step of training ...', file=sys.stderr, flush=True)
     # These import the frameworks, which --help does not need.
     from mmengine.registry import RUNNERS
 
@@ -61,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     experiment = Experiment(config)
-    number, processes = process_of(args.launcher)
     checked = None
     if number == 0:  # the others wait for it to join them; if it stops, the launcher stops them
         checked = check_data(experiment, ('train', 'val'), args.check_images, take_step=True)

@@ -4,7 +4,7 @@
     swin-dense weights swinv2 22k     # only weights that match all words
     swin-dense weights swin_t.in1k    # all facts about one file
 
-The first use of a name downloads the file, and says its address and size.
+The first use of a name downloads the file, and prints its address and size.
 """
 
 from __future__ import annotations

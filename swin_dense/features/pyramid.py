@@ -207,7 +207,7 @@ def warn_of_random_weights() -> None:
     """Warn, once per process and only in the first of several, that features are those of random weights."""
     if os.environ.get('RANK', '0') == '0':
         _logger.warning(
-            'These weights are untrained, so all results are random; pass checkpoint= to load trained weights'
+            'These weights are untrained, so all results are random; give a checkpoint to load trained weights'
         )
 
 

@@ -169,10 +169,11 @@ def reject_unknown(
     """Raise TypeError if options are unknown: for each, the name or the place that the user probably meant."""
     reasons = [f'{name!r}{why(name, value, allowed)}' for name, value in unknown.items()]
     if len(reasons) == 1:
-        raise TypeError(f'unknown option {reasons[0]}; the options are {list(allowed)}')
+        end = '' if reasons[0].endswith('?') else '.'
+        raise TypeError(f'unknown option {reasons[0]}{end} The options are {", ".join(allowed)}')
     if reasons:
         listed = '\n  '.join(reasons)
-        raise TypeError(f'unknown options:\n  {listed}\nThe options are {list(allowed)}')
+        raise TypeError(f'unknown options:\n  {listed}\nThe options are {", ".join(allowed)}')
 
 
 def drop_path_by_block(last: float, depths: Sequence[int]) -> list[list[float]]:

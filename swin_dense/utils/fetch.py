@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
+from urllib.error import URLError
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from urllib.request import Request, urlopen
 
@@ -121,10 +122,11 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
             f'{without_secrets(address)} sent a file with an unexpected digest; nothing was kept: {error}'
         ) from error
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
+        reason = error.reason if type(error) is URLError else error
         raise CheckpointError(
-            f'{without_secrets(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, '
+            f'{without_secrets(address)} cannot be fetched: {reason}; nothing was kept. Without a network connection, '
             f'download the file on another machine and give its path, or copy it to {path}'
-        ) from error
+        ) from None  # the message has the reason, and the traceback is that of the sockets
     return path
 
 

@@ -33,7 +33,7 @@ def prepare_training(
         config.optim_wrapper.type = 'AmpOptimWrapper'
         config.optim_wrapper.loss_scale = 'dynamic'
     if auto_scale_lr:
-        if 'base_batch_size' not in config.get('auto_scale_lr', {}):
+        if 'base_batch_size' not in (config.get('auto_scale_lr') or {}):
             raise ValueError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
         config.auto_scale_lr.enable = True
     if resume == 'auto':
@@ -54,7 +54,9 @@ def _check_last_checkpoint(work_dir: Path) -> None:
     advice = 'Leave --resume out to start anew, or give a checkpoint: --resume CHECKPOINT'
     pointer = work_dir / 'last_checkpoint'  # which mmengine writes after each checkpoint
     if not pointer.is_file():
-        raise FileNotFoundError(f'--resume: {work_dir} has no file last_checkpoint, so no training to resume. {advice}')
+        raise FileNotFoundError(
+            f'--resume: {work_dir} has no file last_checkpoint, so there is no training to resume. {advice}'
+        )
     last = Path(pointer.read_text(encoding='utf-8').strip())
     if not last.exists():
         raise FileNotFoundError(f'--resume: there is no checkpoint {last}, which {pointer} names. {advice}')

@@ -160,7 +160,7 @@ def test_a_part_that_an_installed_package_lacks_is_named(monkeypatch, capsys):
     [
         ('missing', 'features photos --out out', 'error: swin_dense needs torch, which cannot be imported (Module'),
         ('broken', 'features photos --out out', 'needs torch, which cannot be imported (RuntimeError: no GPU here'),
-        ('missing', 'features photos --out out --tile 0', 'error: tile must be at least 1'),
+        ('missing', 'features photos --out out --tile 0', 'error: --tile must be at least 1'),
         ('missing', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('broken', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'model.onnx/a must be a folder'),

@@ -97,6 +97,7 @@ def test_without_a_network_the_message_says_where_to_put_the_file(publish, folde
     told = capsys.readouterr().err
     assert 'http://127.0.0.1:1/weights.pth cannot be fetched' in told
     assert 'give its path, or copy it to' in told
+    assert '<urlopen error' not in told
     assert str(folder / 'cache') in re.search(r'or copy it to (\S+/weights\.pth)$', told, re.M)[1]
     assert not (folder / 'predictions').exists()
     for place in ('annotations', 'val2017'):

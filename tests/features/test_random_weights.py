@@ -41,5 +41,5 @@ def test_features_of_random_weights_are_said_to_be_random_once(caplog):
     for backbone in (new, loaded):
         extract_pyramid(backbone, image)
     assert [record.getMessage() for record in caplog.records] == [
-        'These weights are untrained, so all results are random; pass checkpoint= to load trained weights'
+        'These weights are untrained, so all results are random; give a checkpoint to load trained weights'
     ]

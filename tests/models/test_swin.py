@@ -261,7 +261,7 @@ def test_the_state_dict_contains_all_parameters_and_no_buffer_but_the_windows_of
 
 
 WRONG_TYPES = [
-    ({'embed_dim': 96}, "unknown option 'embed_dim'; did you mean 'embed_dims'?; the options are ['arch',"),
+    ({'embed_dim': 96}, "unknown option 'embed_dim'; did you mean 'embed_dims'? The options are arch, "),
     ({'pretrained': 'x.pth'}, "'pretrained' is an option of SwinDense in mmengine configs; for SwinBackbone use"),
     ({'pretrained_window_size': 8}, 'SwinV2Backbone'),
     ({'arch': 3}, 'arch, the first argument, must be one of'),

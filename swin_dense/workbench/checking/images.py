@@ -121,8 +121,9 @@ def _ask(paths: Sequence[str], load: Any, samples: Mapping[str, Any]) -> dict[st
         if isinstance(results.get('img'), np.ndarray):
             found[path] = LoadedSize(results['img'].shape[1::-1], 1, True)
     if reasons:
-        count = f'{len(reasons)} of {len(paths)} images'
-        raise ValueError(f'{count} that {load["type"]} was asked for cannot be loaded: {checks.first_few(reasons)}')
+        raise ValueError(
+            f'{load["type"]} cannot load {len(reasons)} of {len(paths)} images: {checks.first_few(reasons)}'
+        )
     return found
 
 
@@ -198,10 +199,10 @@ def _cure(path: str) -> str:
     try:
         values = pixels_of(path).values
     except (ImageError, OSError):
-        return 'replace them'
+        return 'replace or remove such images'
     bands = 1 if values.ndim == 2 else values.shape[2]
     how = f'scale={scale_of(values)}, mean=0, std=1, bands={tuple(range(bands))}'
-    return f'read them with LoadBands(normalization=dict({how})): docs/geotiff.md'
+    return f'read such images with LoadBands(normalization=dict({how})): docs/geotiff.md'
 
 
 def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, advice: str) -> str:

@@ -105,7 +105,7 @@ def corrected(content: Any, encoding: str, images: str, is_evaluated: bool) -> l
         renamed += name != image['file_name']
         image['file_name'] = name
     if renamed:
-        said.append(f'{renamed} names of files in the Unicode form that they have on the disk')
+        said.append(f'names of files in the Unicode form that they have on the disk ({renamed})')
     return said
 
 

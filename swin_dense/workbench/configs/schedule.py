@@ -145,8 +145,11 @@ def described_schedule(experiment: Experiment) -> str:
         if schedule.is_warm_up:
             parts.append(f'warm-up of {schedule.end} {schedule.unit}')
         elif 'milestones' in schedule.entry:
-            milestones = ', '.join(map(str, schedule.entry['milestones']))
-            parts.append(f'multiplied by {schedule.entry.get("gamma", 0.1):g} after {milestones} {schedule.unit}')
+            # Those at the end of a short training change nothing.
+            milestones = [str(step) for step in schedule.entry['milestones'] if step < schedule.total]
+            if milestones:
+                after = f'{" and ".join(milestones)} {schedule.unit}'
+                parts.append(f'multiplied by {schedule.entry.get("gamma", 0.1):g} after {after}')
         else:
             until = schedule.entry.get('end') or 'the end'
             parts.append(f'{_name(schedule.entry)} from {schedule.entry.get("begin", 0)} to {until} {schedule.unit}')

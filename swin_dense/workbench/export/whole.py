@@ -124,7 +124,7 @@ def export_whole(
         lambda run, shape: compared(compare, run, pictures.resized(picture, *shape[2:])),
         agreement.LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
-        f'the model finds nothing in {image or "the built-in image"}; give image= one with objects of its classes',
+        f'the model finds nothing in {image or "the built-in image"}; choose one with objects of its classes (image=)',
     )
     write = partial(formats.write_onnx, graph, interface, opset)
     return write_verified(path, write, comparison)

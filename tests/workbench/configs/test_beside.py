@@ -48,7 +48,7 @@ def decomposed(root):
         (in_encoding('utf-16'), 'without a byte order mark instead of utf-16', SPLITS),
         (no_annotations, 'an empty list of annotations instead of null', ('val', 'test')),
         (from_zero, 'annotations numbered from 1', ('val', 'test')),
-        (decomposed, '1 names of files in the Unicode form that they have on the disk', SPLITS),
+        (decomposed, 'names of files in the Unicode form that they have on the disk (1)', SPLITS),
     ],
 )
 def test_a_readable_copy_is_written_beside_the_config(fruit, capsys, damage, said, copied):

@@ -69,7 +69,7 @@ def test_a_detector_with_its_own_loader(fruit, own_classes):
     assert dataset_of(config, 'train')[0]['inputs'].shape[0] == 3
     check_data(config, ('train', 'val'))
     (fruit.root / 'train2017/3.zarr/0.npy').unlink()
-    with pytest.raises(ValueError, match=r'LoadFolder was asked for cannot be loaded: \S+3\.zarr \(FileNotFoundError'):
+    with pytest.raises(ValueError, match=r'LoadFolder cannot load \d of \d images: \S+3\.zarr \(FileNotFoundError'):
         check_data(config, ('train', 'val'))
     np.save(fruit.root / 'train2017/3.zarr/0.npy', np.zeros((32, 64, 3), np.uint8))
     with pytest.raises(ValueError, match=r'3\.zarr is stated as 64 x 64 pixels, but is read as 64 x 32'):
@@ -107,7 +107,7 @@ def test_images_in_a_storage_of_its_own(request, own_classes, kind):
     check_data(config, ('train', 'val'))
     gone = next(path for path in STORED if Path(path).stem == '0' and 'train' in path)
     STORED.pop(gone)
-    with pytest.raises(ValueError, match=r'LoadImageFromFile was asked for cannot be loaded: \S+0\.\w+ \(KeyError'):
+    with pytest.raises(ValueError, match=r'LoadImageFromFile cannot load \d of \d images: \S+0\.\w+ \(KeyError'):
         check_data(config, ('train',))
 
 

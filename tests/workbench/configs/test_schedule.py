@@ -83,13 +83,13 @@ SCHEDULES = {
             DETECTOR,
             [],
             '12 epochs, validation after each epoch, learning rate 0.0001 (AdamW), warm-up of 1000 iterations, '
-            'multiplied by 0.1 after 8, 11 epochs',
+            'multiplied by 0.1 after 8 and 11 epochs',
         ),
         (
             DETECTOR,
             ['--epochs', '36', '--set', 'optim_wrapper.optimizer.lr=0.0002', 'train_cfg.val_interval=4'],
             '36 epochs, validation every 4 epochs, learning rate 0.0002 (AdamW), warm-up of 3000 iterations, '
-            'multiplied by 0.1 after 24, 33 epochs',
+            'multiplied by 0.1 after 24 and 33 epochs',
         ),
         (
             SEGMENTOR,
