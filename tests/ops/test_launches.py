@@ -85,7 +85,9 @@ def launches(backend, trains):
 
 
 ATTENTION = 'aten._scaled_dot_product_efficient_attention.default'
-of_kernel = pytest.mark.skipif(not hasattr(torch.library, 'custom_op'), reason='torch 2.1 has no custom operators')
+is_old = not hasattr(torch.library, 'custom_op')
+of_kernel = pytest.mark.skipif(is_old, reason='torch 2.1 has no custom operators')
+of_today = pytest.mark.skipif(is_old, reason='torch 2.1 composes the gradient of attention of more operations')
 # By backend: launches of inference, and of a forward and a backward pass of training.
 EXPECTED = {
     'triton': (53, 71, 93),
@@ -94,7 +96,9 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize('backend', [pytest.param('triton', marks=of_kernel), 'sdpa', 'reference'])
+@pytest.mark.parametrize(
+    'backend', [pytest.param('triton', marks=of_kernel), pytest.param('sdpa', marks=of_today), 'reference']
+)
 def test_launches_of_a_pass(backend):
     inference, _ = launches(backend, trains=False)
     forward, backward = launches(backend, trains=True)
