@@ -42,6 +42,7 @@ _OF_MMSEG = (
     '``build_loss`` would be deprecated',
     'Default ``avg_non_ignore`` is False',
     'For binary segmentation, we suggest',
+    '`reduce_zero_label` will be deprecated',
 )
 NO_READER = 128 + 13  # status of programs that SIGPIPE ends, because the reader of their output has gone
 _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without

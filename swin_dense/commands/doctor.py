@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         print(
             f'Not known, because it did not end within {TIMEOUT} seconds: {", ".join(unknown)}. On a slow machine, the '
-            'first import of a package takes minutes, and the next ones less: run `swin-dense doctor` again. What does '
-            'not end then either hangs.'
+            'first import of a package takes minutes, and the next ones less: run `swin-dense doctor` again. A check '
+            'that does not end then either hangs.'
         )
     return int(bool(cures))
 

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     images = list_images(args.places, skipped, [args.out])
     unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
     if not images:
-        raise ValueError('; '.join([f'no images found in {args.places}', *left_out(skipped)]))
+        raise ValueError('; '.join([f'no images found in {", ".join(args.places)}', *left_out(skipped)]))
     args.out.mkdir(parents=True, exist_ok=True)
     # These import tqdm and torch, which --help does not need.
     import torch

@@ -217,9 +217,7 @@ def _print_failure(image: str, error: Exception) -> None:
     if os.environ.get('SWIN_DENSE_TRACEBACK'):
         traceback.print_exception(error)
     lack = 'too little memory; examples/predict_large.py predicts tiles: ' if is_out_of_memory(error) else ''
-    reason = ' '.join(str(error).split())
-    place = '' if repr(image) in reason else f'{image}: '  # many errors name the image
-    print(f'swin-dense predict: {place}{lack}{reason}', file=sys.stderr)
+    print(f'swin-dense predict: {image}: {lack}{" ".join(str(error).split())}', file=sys.stderr)
 
 
 def _times(laps: list[dict[str, float]]) -> str:

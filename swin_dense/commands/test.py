@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.data_root is not None:
         replace_root(Experiment(config), args.data_root, ['test'])
     if absent := Experiment(config).missing(['test']):  # before any weights are downloaded
-        advice = ', or give --data-root' if args.data_root is None else f'; --data-root is {args.data_root}'
-        raise FileNotFoundError(f'there is no {", no ".join(absent)}, which the config tests on: correct it{advice}')
+        advice = 'the config, or give --data-root' if args.data_root is None else f'--data-root {args.data_root}'
+        raise FileNotFoundError(f'there is no {", no ".join(absent)}, which the config tests on: correct {advice}')
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir and str(args.show_dir), 'tta': args.tta}
     with checkpoint_file(place) as checkpoint:
         prepared = training.prepare_test(config, checkpoint, **options)

@@ -87,7 +87,7 @@ def local_file(address: str) -> Iterator[Path]:
             raise CheckpointError(
                 f'{error}\n  It was downloaded from {without_secrets(address)} to {path}; delete the file to fetch it '
                 'again.'
-            ) from error
+            ) from None
 
 
 def _check_digest(path: Path, digest: re.Match[str] | None) -> None:
@@ -120,7 +120,7 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
     except CheckpointError as error:
         raise CheckpointError(
             f'{without_secrets(address)} sent a file with an unexpected digest; nothing was kept: {error}'
-        ) from error
+        ) from None
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
         reason = error.reason if type(error) is URLError else error
         raise CheckpointError(

@@ -99,7 +99,7 @@ def load_whole(
     if misfits:
         parts.append(f'{len(misfits)} are of another shape ({first_few(misfits)})')
     kind = type(model).__name__
-    lacks = f'{described} does not fill the {kind} of the config: of {len(own)} parameters {" and ".join(parts)}'
+    lacks = f'{described} does not fill the {kind} of the config: of its {len(own)} parameters, {" and ".join(parts)}'
     if not allow_partial:
         raise CheckpointError(
             f'{lacks}, which would be random. Give a checkpoint of this model, or the config that it was trained with; '

@@ -74,7 +74,7 @@ def test_features(photos, capsys):
     for path in photos.glob('*.*g'):
         path.unlink()
     assert main([*call, 'c']) == 2
-    assert f"no images found in ['photos']; {ENDINGS}" in capsys.readouterr().err
+    assert f'no images found in photos; {ENDINGS}' in capsys.readouterr().err
 
 
 def test_extract_pyramid_says_it_once(photos, caplog):

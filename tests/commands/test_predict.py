@@ -238,7 +238,7 @@ def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, 
         ('upernet_swin-demo mine.py a.png --score 2', '--score must lie between 0 and 1'),
         ('upernet_swin-demo mine.py a.png --runtime openvino', '--runtime needs a file that ends in .onnx or .xml'),
         ('upernet_swin-demo mine.py a.png --precision bfloat16', '--precision needs a file that ends in .onnx or .xml'),
-        ('model.onnx a.png --device cpu', '--device and --set need a config'),
+        ('model.onnx a.png --device cpu', '--device, --set and --allow-partial need a config'),
         ('model.onnx a.png --resume --force', '--resume keeps results and --force replaces them'),
     ],
 )

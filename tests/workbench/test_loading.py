@@ -57,7 +57,10 @@ def built(path, **options):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        (without_head, r'does not fill the MaskRCNN of the config: of \d+ parameters 8 are missing \(roi_head.bbox_'),
+        (
+            without_head,
+            r'does not fill the MaskRCNN of the config: of its \d+ parameters, 8 are missing \(roi_head.bbox_',
+        ),
         (
             of_other_classes,
             rf'2 are of another shape \({CLASSIFIER}.weight, {CLASSIFIER}.bias\), which would be random',

@@ -73,7 +73,7 @@ def test_to_resume_without_a_last_checkpoint_is_an_error(tmp_path):
     config, run = write_config(tmp_path), tmp_path / 'run'
     done = train(config, run, '--resume', check=False)
     assert done.returncode == 2
-    assert f'{run} has no file last_checkpoint, so no training to resume. Leave --resume out' in done.stderr
+    assert f'{run} has no file last_checkpoint, so there is no training to resume. Leave --resume out' in done.stderr
     run.mkdir()
     (run / 'last_checkpoint').write_text(f'{run}/iter_4.pth')
     done = train(config, run, '--resume', check=False)

@@ -122,9 +122,9 @@ def ask_evaluators(
             is_of_answers = isinstance(error, ImportError) or 'pred_' in str(error)  # that are not made here
             score.is_known = are_known(evaluator_entry(experiment, split)) and not is_of_answers
             fails = f'the evaluator fails on the answers of a perfect model {_reason(error, sources)}'
-            score.problem = fails if score.is_known else f'a perfect model was not asked: {fails}'
+            score.problem = fails if score.is_known else f'the score of a perfect model is not known: {fails}'
     if not (score.scores or score.problem or score.is_known):
-        score.problem = 'a perfect model was asked about, but the evaluator returns no figures'
+        score.problem = 'the score of a perfect model is not known: the evaluator returns no figures'
     return score
 
 

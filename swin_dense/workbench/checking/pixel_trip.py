@@ -109,7 +109,7 @@ def notes_on_pixels(trip: PixelTrip, source: Source, steps: Sequence[Any], train
         notes.append(
             f'{trip.seams} lines of up to {_SEAM} pixels separate a lower and a higher value than their own, which '
             f'meet without a line {trip.steps} times, as if the masks had been resized by interpolation; resize them '
-            'by nearest neighbor, unless the lines are objects'
+            'by nearest neighbour, unless the lines are objects'
         )
     return notes
 
@@ -185,7 +185,7 @@ def _cure(wrong: dict[tuple[int, int], int], trip: PixelTrip, trained: Sequence[
     if len(values) >= _MANY_VALUES:
         return (
             f'{pixels} have {len(values)} such values, as JPEG or an interpolation leaves them between classes; write '
-            'masks as .png, and resize them by nearest neighbor'
+            'masks as .png, and resize them by nearest neighbour'
         )
     learned = sorted({value for other in trained for value in other.stored})
     if is_evaluated and not {*values} <= {*learned}:

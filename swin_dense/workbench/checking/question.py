@@ -109,7 +109,7 @@ class PerfectScore:
         if self.is_perfect:
             return text
         if self.is_blind:
-            return f'{text}; so would a model that finds nothing, so that these figures compare no models'
+            return f'{text}; so would a model that finds nothing, so these figures cannot compare models'
         if not self.is_known:
             return f'{text}; whether that is the best value of these figures is not known'
         if not self.objects and not self.missed:

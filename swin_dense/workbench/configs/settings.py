@@ -69,8 +69,8 @@ def notes_on_settings(settings: Sequence[str]) -> list[str]:
     read = read_entries()
     names = dict.fromkeys(key.partition('.')[0] for key in parse_settings(settings))
     return [
-        f'--set {name} changes an entry that no runner or tool reads, and the entries that took its value in the file '
-        'keep that; set those, such as train_cfg.max_epochs for max_epochs'
+        f'--set {name} changes an entry that no runner or tool reads; entries to which the file assigns its value keep '
+        'the old value. Set those instead, such as train_cfg.max_epochs for max_epochs'
         for name in names
         if name not in read
     ]

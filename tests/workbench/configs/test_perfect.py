@@ -559,7 +559,7 @@ DAMAGED = {
         coco(lambda data: put(data, {'type': 'FailsAlways'})),
         False,
         None,
-        'was not asked',
+        'is not known: the evaluator fails',
     ),
     'nothing to find': (
         coco(lambda data: data.val.update(annotations=[])),

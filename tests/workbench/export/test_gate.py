@@ -158,12 +158,12 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         ('mine.py mine.py --out nowhere/x.onnx', 'nowhere'),
         ('mine.py --out x.onnx', 'mine.py is a config, whose model also needs a checkpoint'),
         ('mine.py mine.py a.pth --out x.onnx', 'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole'),
-        ('mine.py mine.py --out x.onnx --half', 'only --out, --force, --set, --image and --opset are allowed'),
+        ('mine.py mine.py --out x.onnx --half', 'only --out, --force, --set, --image, --opset and --allow-partial are allowed'),
         ('mine.py mine.py --out x.onnx --image none.jpg', 'there is no file none.jpg'),
         ('mine.py mine.py --out x.onnx --opset 9', 'opset must be at least 18'),
         ('mine.py mine.py --out x.onnx --set test_dataloader=None', 'has no test_dataloader.dataset'),
-        ('--out x.ts --set a=1', '--image and --set are for a whole model'),
-        ('--out x.ts --image a.jpg', '--image and --set are for a whole model'),
+        ('--out x.ts --set a=1', '--image, --set and --allow-partial are for a whole model'),
+        ('--out x.ts --image a.jpg', '--image, --set and --allow-partial are for a whole model'),
     ],
 )
 def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, words, message):
