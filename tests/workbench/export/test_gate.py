@@ -158,7 +158,10 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         ('mine.py mine.py --out nowhere/x.onnx', 'nowhere'),
         ('mine.py --out x.onnx', 'mine.py is a config, whose model also needs a checkpoint'),
         ('mine.py mine.py a.pth --out x.onnx', 'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole'),
-        ('mine.py mine.py --out x.onnx --half', 'only --out, --force, --set, --image, --opset and --allow-partial are allowed'),
+        (
+            'mine.py mine.py --out x.onnx --half',
+            'only --out, --force, --set, --image, --opset and --allow-partial are allowed',
+        ),
         ('mine.py mine.py --out x.onnx --image none.jpg', 'there is no file none.jpg'),
         ('mine.py mine.py --out x.onnx --opset 9', 'opset must be at least 18'),
         ('mine.py mine.py --out x.onnx --set test_dataloader=None', 'has no test_dataloader.dataset'),
