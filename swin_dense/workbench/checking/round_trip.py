@@ -21,7 +21,7 @@ from swin_dense.utils.checks import first_few
 from swin_dense.workbench.checking import hints
 from swin_dense.workbench.checking.anchors import notes_on_anchors
 from swin_dense.workbench.checking.classes import check_classes
-from swin_dense.workbench.checking.found import Found, in_its_scope
+from swin_dense.workbench.checking.found import Found
 from swin_dense.workbench.checking.images import check_images, other_size
 from swin_dense.workbench.checking.readings import TOLERANCE, Places, check_places, places_of
 from swin_dense.workbench.checking.samples import load_samples
@@ -59,12 +59,11 @@ class Trip:
     unused: Counter[Any] = field(default_factory=Counter)
 
 
-@in_its_scope
 def check_objects(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
     """Check a data set of a detector by the round trip, and all file names and a sample of its images.
 
     With ``every_image``, all images are decoded. The result has notes on the data and on anything unusual; ValueError
-    is raised for errors.
+    is raised for errors. The default scope of mmengine must be that of the config.
     """
     if source is None:
         return Found([f'{data.address}: the annotations of a {data.kind} are not checked'] if data.kind else [])
