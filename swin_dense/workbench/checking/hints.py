@@ -60,22 +60,8 @@ HINTS_ON_STEPS = {
 }
 
 
-def hint_on_reading(error: Exception) -> str:
-    """Return what to do about an exception that a framework raised for data, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_READING)
-
-
-def hint_on_evaluation(error: Exception) -> str:
-    """Return what to do about an exception of an evaluator, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_EVALUATION)
-
-
-def hint_on_step(error: Exception) -> str:
-    """Return what to do about an exception of a step of training, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_STEPS)
-
-
-def _hint(error: Exception, hints: dict[str, str]) -> str:
+def hint_on(error: Exception, hints: dict[str, str]) -> str:
+    """Return what to do about an exception, by one of the tables above, after a colon; '' if it is not known."""
     said = f'{type(error).__name__}: {error}'
     return next((f': {hint}' for start, hint in hints.items() if said.startswith(start)), '')
 
@@ -140,13 +126,6 @@ def is_turned(one: StatedObject) -> bool:
     """Return whether a box is that of a rectangle before a turn, of which no mask shows that it is not."""
     angle = turn_of(one.entry) % 180
     return min(angle, 180 - angle) > 1 and not one.mask
-
-
-def hint_on_loading(step: Any, error: Exception) -> str:
-    """Return what to do about a step of a pipeline that fails, after a semicolon; '' if it is not known."""
-    if isinstance(error, KeyError) and 'seg_map_path' in str(error):
-        return '; images without masks can be predicted, not evaluated'
-    return ''
 
 
 def hint_on_mixing(steps: Any) -> str:

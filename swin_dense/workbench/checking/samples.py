@@ -53,7 +53,7 @@ def load_sample(source: Source, sample: Any, pipeline: Compose) -> Any:
             path = sample.get('img_path')
             raise ValueError(
                 f'{source.stated.name}: {path} cannot be loaded: {type(step).__name__} of {source.data.address}'
-                f'.pipeline fails ({described(error)}){hints.hint_on_loading(step, error)}'
+                f'.pipeline fails ({described(error)})'
             ) from error
         if results is None:  # a random transform that tries another image
             break

@@ -20,7 +20,7 @@ from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import described
-from swin_dense.workbench.checking.hints import hint_on_reading
+from swin_dense.workbench.checking import hints
 from swin_dense.workbench.checking.segmentations import decode_rle
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco, shown
 from swin_dense.workbench.configs.experiment import DataSet
@@ -197,7 +197,7 @@ def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
         place = f', at {shown(info.get("raw_img_info") or info)}' if info else ''
         raise ValueError(
             f'{name}: the framework cannot read it ({described(error)}{place}){_lacking(content, error)}'
-            f'{hint_on_reading(error)}'
+            f'{hints.hint_on(error, hints.HINTS_ON_READING)}'
         ) from error
     for sample in (*loaded, *samples):
         if 'img_path' in sample:
