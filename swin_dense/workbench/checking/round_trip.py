@@ -72,8 +72,6 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     if not source.stated.files:
         raise ValueError(f'{name} lists no images')
     classes = check_classes(source)
-    if not objects and not data.is_evaluated:
-        raise ValueError(f'{name} has no annotations, so there is nothing to train with')
     wrong = [one for one in objects if one.file == '' or one.label is None]
     if wrong:
         key = 'image_id' if wrong[0].file == '' else 'category_id'
@@ -152,7 +150,8 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
         )
     if not trip.of_classes:
         if not is_evaluated:
-            raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {"; ".join(notes)}')
+            none = f'{name}: none of {count} annotations is of a class, {first_few(classes)}'
+            raise ValueError('; '.join([none, *notes]))
         return notes  # a perfect model says what that means for the evaluation
     reasons: dict[str, list[StatedObject]] = defaultdict(list)
     for one in trip.lost:

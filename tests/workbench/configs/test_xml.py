@@ -103,7 +103,7 @@ def test_no_object_of_a_class(voc):
     """mmdet would begin, and find no image."""
     voc.change('<name>', '<name>wild ', *range(COUNT))
     with pytest.raises(
-        ValueError, match=r'no annotation is of a class, apple, pear; 4 of 4 annotations are not used, of names'
+        ValueError, match=r'none of 4 annotations is of a class, apple, pear; 4 of 4 annotations are not used, of names'
     ):
         voc.notes()
     with pytest.raises(ValueError, match=r'score mAP 0\.000: it misses 4 of classes that the training'):
