@@ -25,8 +25,6 @@ _FEW = 3
 HINTS_ON_READING = {
     "KeyError: 'area'": 'write the area; width times height is enough',
     "KeyError: 'bbox'": 'bbox must be x, y, width and height',
-    "KeyError: 'height'": 'write height and width in pixels',
-    "KeyError: 'width'": 'write height and width in pixels',
     'AssertionError: Annotation ids': 'annotation ids must be unique; renumber them from 1',
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',

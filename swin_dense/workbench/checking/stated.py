@@ -28,8 +28,6 @@ from swin_dense.workbench.configs.quietly import quiet, without_collection
 
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
 _LARGEST_BOX = 1e15
-# Keys that mmdet asks for, besides those that are checked here.
-_KEYS = {'annotations': ('area', 'bbox'), 'images': ('height', 'width')}
 
 
 class StatedObject(NamedTuple):
@@ -155,7 +153,7 @@ def read_source(data: DataSet) -> Source | None:
     if _reads_coco(built):
         content = read_coco(name, getattr(built, 'backend_args', None))
         check_numbers(name, content, needs_masks(data))
-    loaded, samples = _loaded(built, name, content)
+    loaded, samples = _loaded(built, name)
     numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
     if content is not None:
         stated = state_coco(name, content, built.data_prefix.get('img') or '')
@@ -169,11 +167,10 @@ def read_source(data: DataSet) -> Source | None:
     return Source(data, built, stated, loaded, samples, numbers, categories)
 
 
-def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
+def _loaded(built: Any, name: str) -> tuple[list[Any], list[Any]]:
     """Return the samples of a data set before and after its filters, with their paths in the form that all have here.
 
-    ``content`` is what its annotation file, ``name``, states in COCO's format. ValueError is raised if the framework
-    cannot read it.
+    Raise ValueError if the framework cannot read its annotations, ``name``.
     """
     last: list[Any] = [None]
     parse = getattr(built, 'parse_data_info', None)
@@ -196,7 +193,7 @@ def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
             raise ValueError(f'{name}: {_lines_without_file(built, info)}') from error
         place = f', at {shown(info.get("raw_img_info") or info)}' if info else ''
         raise ValueError(
-            f'{name}: the framework cannot read it ({described(error)}{place}){_lacking(content, error)}'
+            f'{name}: the framework cannot read it ({described(error)}{place})'
             f'{hints.hint_on(error, hints.HINTS_ON_READING)}'
         ) from error
     for sample in (*loaded, *samples):
@@ -217,16 +214,6 @@ def _lines_without_file(built: Any, info: Any) -> str:
     name = os.path.splitext(''.join(absent[0].split()[:1]))[0]
     cure = f'write {name!r}, without an ending or a column' if is_file(name) else 'add the file, or remove the line'
     return f'{len(absent)} of {len(lines)} lines name no file {before}*.xml, such as {absent[0]!r}: {cure}'
-
-
-def _lacking(content: Any, error: Exception) -> str:
-    """Return how many entries of COCO's format have no such key as a framework misses, after a semicolon."""
-    for section in ('annotations', 'images') if content and isinstance(error, KeyError) else ():
-        entries = content.get(section) or []
-        without = [one for one in entries if error.args[0] not in one]
-        if without and error.args[0] in _KEYS[section]:
-            return f'; {len(without)} of {len(entries)} {section} have no {error.args[0]}, such as {shown(without[0])}'
-    return ''
 
 
 def needs_masks(data: DataSet) -> bool:
