@@ -29,6 +29,10 @@ HINTS_ON_READING = {
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',
     "TypeError: 'NoneType' object is not iterable": f'write annotations as a list, {_COPY}',
+    'FileNotFoundError: ': (
+        'each line of a list of Pascal VOC is the name of an .xml file, without an ending or a column; add the file, '
+        'or correct or remove the line'
+    ),
     "AttributeError: 'NoneType' object has no attribute": (
         'a file of Pascal VOC needs size with width and height, and for each object name and bndbox with xmin, ymin, '
         'xmax, ymax'

@@ -189,8 +189,6 @@ def _loaded(built: Any, name: str) -> tuple[list[Any], list[Any]]:
             del built.load_data_list, built.parse_data_info  # a cycle, which would keep the memory
     except Exception as error:  # of any class of data sets
         info = last[0] or {}
-        if isinstance(error, FileNotFoundError) and 'xml_path' in info:
-            raise ValueError(f'{name}: {_lines_without_file(built, info)}') from error
         place = f', at {shown(info.get("raw_img_info") or info)}' if info else ''
         raise ValueError(
             f'{name}: the framework cannot read it ({described(error)}{place})'
@@ -200,20 +198,6 @@ def _loaded(built: Any, name: str) -> tuple[list[Any], list[Any]]:
         if 'img_path' in sample:
             sample['img_path'] = _spelled(sample['img_path'])
     return loaded, samples
-
-
-def _lines_without_file(built: Any, info: Any) -> str:
-    """Return how many lines of a list of Pascal VOC's images have no annotations, and what a line should be."""
-    lines = fileio.list_from_file(built.ann_file, backend_args=built.backend_args)
-    before = info['xml_path'].removesuffix(f'{info["img_id"]}.xml')
-
-    def is_file(line: str) -> bool:
-        return fileio.exists(f'{before}{line}.xml', backend_args=built.backend_args)
-
-    absent = [line for line in lines if not is_file(line)]
-    name = os.path.splitext(''.join(absent[0].split()[:1]))[0]
-    cure = f'write {name!r}, without an ending or a column' if is_file(name) else 'add the file, or remove the line'
-    return f'{len(absent)} of {len(lines)} lines name no file {before}*.xml, such as {absent[0]!r}: {cure}'
 
 
 def needs_masks(data: DataSet) -> bool:
