@@ -94,7 +94,7 @@ class Filter(NamedTuple):
 
 FILTERS = {
     'filter_empty_gt': Filter('without an annotation of the classes', 'False'),
-    'min_size': Filter('with a side below {value} pixels', '1'),
+    'min_size': Filter('with a side below {value} pixels', '0'),
 }
 _MIXES_BOXES = ('Mosaic', 'MixUp')
 

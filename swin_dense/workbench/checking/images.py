@@ -209,7 +209,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
 
     ``said`` and ``read`` begin the two halves of the sentence; ``advice`` is for where its orientation is not why.
     """
-    sizes = f'{said} {size[0]} x {size[1]} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
+    sizes = f'{said} {size[0]:g} x {size[1]:g} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
     if loaded.orientation not in TRANSPOSED or size != loaded.size[::-1]:
         return f'{sizes}; {advice}'
     if loaded.is_upright:

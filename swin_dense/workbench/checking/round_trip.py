@@ -361,7 +361,7 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
     for path, loaded in looked_at.items():
         image = source.stated.files[path].images[0]
         stated = (image.get('width'), image.get('height'))
-        if None not in stated and min(stated) > 0 and loaded.size != stated:
+        if None not in stated and loaded.size != stated:
             wrong[path] = stated
     if wrong:
         path, stated = next(iter(wrong.items()))

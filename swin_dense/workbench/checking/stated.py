@@ -248,14 +248,12 @@ def state_coco(name: str, content: Any, folder: str) -> Stated:
 
 def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Stated:
     """Return what files in Pascal VOC's format state, for the dicts of their images; its pixels are counted from 1."""
-    stated, empty = Stated(name), []
+    stated = Stated(name)
     for sample in loaded:
         path = sample['img_path']
         file = stated.files.setdefault(path, StatedFile(path))
         root = ElementTree.fromstring(fileio.get(sample['xml_path'], backend_args=backend_args))
         size = {side: float(text) for side in ('width', 'height') if (text := root.findtext(f'size/{side}'))}
-        if min(size.values(), default=1) <= 0:
-            empty.append(sample['xml_path'])
         file.images.append({'id': sample['img_id'], **size})
         for one in root.findall('object'):
             sides = {side: float(one.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
@@ -264,11 +262,6 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
             label = one.findtext('name')
             entry = {'name': label, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
             file.objects.append(StatedObject(path, label, (left, top, right, bottom), entry))
-    if empty:
-        raise ValueError(
-            f'{name}: {len(empty)} of {len(loaded)} files state a size of 0, such as {empty[0]}, and mmdet leaves out '
-            'small images; write width and height in pixels, or remove size, so that mmdet reads them from the images'
-        )
     return stated
 
 
