@@ -39,8 +39,6 @@ def check_masks(
     what this function has returned for the data sets of the training. The result has notes on the data and on anything
     unusual; ValueError is raised for errors. The default scope of mmengine must be that of the config.
     """
-    if not data.kind:
-        raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
     steps = loading_steps(data)
     loading = next((step for step in steps if step['type'] == 'LoadAnnotations'), None)
     if source is None or loading is None or not hasattr(source.built, 'label_map'):

@@ -66,7 +66,7 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     is raised for errors. The default scope of mmengine must be that of the config.
     """
     if source is None:
-        return Found([f'{data.address}: the annotations of a {data.kind} are not checked'] if data.kind else [])
+        return Found([f'{data.address}: the annotations of a {data.kind} are not checked'])
     name = source.stated.name
     objects = list(source.stated.objects())
     if not source.stated.files:

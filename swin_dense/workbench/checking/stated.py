@@ -137,10 +137,11 @@ def read_source(data: DataSet) -> Source | None:
     mmengine's ``BaseDataset``, of which nothing is known.
 
     Raises:
-        ValueError: the annotations have numbers that pycocotools cannot read, or the framework cannot read them; it
-            names the file.
+        ValueError: the framework cannot build the data set, such as one without a type, or cannot read its annotations,
+            or these have numbers that pycocotools cannot read; it names the file.
     """
-    if not (isinstance(data.dataset_class, type) and issubclass(data.dataset_class, BaseDataset)):
+    kind = data.dataset_class
+    if kind and not (isinstance(kind, type) and issubclass(kind, BaseDataset)):
         return None
     name = data.annotations or data.masks or data.address
     try:

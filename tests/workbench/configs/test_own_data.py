@@ -9,7 +9,6 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from swin_dense.workbench.checking.masks import check_masks
 from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from tests.conftest import ROOT
@@ -336,9 +335,23 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     config = Config({'model': {}, 'val_dataloader': {'dataset': dataset}})
     with pytest.raises(ValueError, match=r'data_prefix.img_path of val_dataloader.dataset must be a str, got 3'):
         Experiment(config)
-    data = DataSet(Experiment(Config({'default_scope': 'mmseg', 'model': {}})), {'data_root': 'data/'}, 'train')
-    with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
-        check_masks(data, read_source(data))
+    for scope in ('mmdet', 'mmseg'):
+        data = DataSet(Experiment(Config({'default_scope': scope, 'model': {}})), {'data_root': 'data/'}, 'train')
+        with pytest.raises(
+            ValueError, match=r'a data set cannot be built \(KeyError: .* the key "type", but got .*data/'
+        ):
+            read_source(data)
+
+
+def test_a_data_set_of_a_class_that_is_not_there_and_a_step_that_reads_files():
+    step = {'type': 'Paste', 'data_root': 'pasted/'}
+    dataset = {'type': 'Unheard', 'data_root': 'data/', 'pipeline': [step]}
+    config = Config({'default_scope': 'mmdet', 'model': {}, 'train_dataloader': {'dataset': dataset}})
+    (data,) = Experiment(config).datasets
+    with pytest.raises(
+        ValueError, match=r'train_dataloader\.dataset cannot be built \(KeyError: .*Unheard is not in the'
+    ):
+        read_source(data)
 
 
 def test_data_that_are_in_no_layout_are_an_error_without_test_data_too(tmp_path, capsys):
