@@ -223,7 +223,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
     )
 
 
-def sample_evenly(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
+def sample_evenly(items: Sequence[Any], count: int, every_image: bool = False) -> list[Any]:
     """Return the items to look at: up to ``count`` evenly spaced ones, or all."""
     count = len(items) if every_image else min(count, len(items))
     indices = np.linspace(0, len(items) - 1, count)

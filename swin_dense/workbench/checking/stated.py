@@ -38,7 +38,7 @@ class StatedObject(NamedTuple):
         label: the name of its class, as written; None if no category has its category_id.
         box: (left, top, right, bottom) in pixels, counted from 0; zeros if the annotation has no box.
         entry: the annotation: the dict of COCO's file, or what Pascal VOC's file has, with ``difficult`` as a bool and
-            its ``xml_path``, or the instance that the framework yields (``Stated.is_own_reading`` is False then).
+            its ``xml_path``, or the instance that the framework yields.
     """
 
     file: str
@@ -84,20 +84,19 @@ class StatedFile:
 class Stated:
     """What the annotations of a data set state.
 
+    Those of COCO and Pascal VOC are read here; the objects of other formats are those that the framework yields.
+
     Attributes:
         name: what to call them in a message: the file that a user can correct.
         files: the image files by path, in the order of the annotations; also those that the framework leaves out.
         orphans: objects whose image_id no image has.
         categories: the names of the categories of COCO's file by id, in its order; {} for other formats.
-        is_own_reading: whether the annotations were read here. The objects of a data set in another format than COCO's
-            and Pascal VOC's are those that the framework yields.
     """
 
     name: str
     files: dict[str, StatedFile] = field(default_factory=dict)
     orphans: list[StatedObject] = field(default_factory=list)
     categories: dict[Any, Any] = field(default_factory=dict)
-    is_own_reading: bool = True
 
     def objects(self) -> Iterator[StatedObject]:
         """Yield all objects, those of no image last."""
@@ -268,7 +267,7 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
 
 def _state_yielded(name: str, loaded: Sequence[Any], labels: dict[int, Any]) -> Stated:
     """Return the files of a data set, with the objects that the framework yields, and the masks of their pixels."""
-    stated = Stated(name, is_own_reading=False)
+    stated = Stated(name)
     for sample in loaded:
         path = sample.get('img_path') or ''
         file = stated.files.setdefault(path, StatedFile(path, mask=sample.get('seg_map_path') or ''))
