@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mmengine import fileio
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
@@ -111,7 +111,7 @@ class Source:
 
     Attributes:
         data: its entry in the config.
-        built: the data set, built by the framework with an empty pipeline.
+        built: the data set, built by the framework; its pipeline is empty afterwards.
         stated: what its annotations state.
         loaded: the framework's dict for each image (``img_path``, ``height``, ``instances``, ...), before its filters.
         samples: those that are left after ``filter_cfg`` and ``indices``, in the order of an epoch.
@@ -145,8 +145,8 @@ def read_source(data: DataSet) -> Source | None:
     name = data.annotations or data.masks or data.address
     try:
         with quiet():
-            built = DATASETS.build({**data.entry, 'pipeline': [], 'lazy_init': True})
-            built.serialize_data = False
+            built = DATASETS.build({**data.entry, 'lazy_init': True})
+            built.serialize_data, built.pipeline = False, Compose([])  # the steps are asked one by one
     except Exception as error:  # of any class of data sets
         raise ValueError(f'{data.address} cannot be built ({described(error)})') from error
     content = None

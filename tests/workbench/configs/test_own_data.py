@@ -343,15 +343,16 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
             read_source(data)
 
 
-def test_a_data_set_of_a_class_that_is_not_there_and_a_step_that_reads_files():
+def test_classes_that_are_not_there_and_a_step_that_reads_files(camvid):
+    config = camvid.write()
     step = {'type': 'Paste', 'data_root': 'pasted/'}
-    dataset = {'type': 'Unheard', 'data_root': 'data/', 'pipeline': [step]}
-    config = Config({'default_scope': 'mmdet', 'model': {}, 'train_dataloader': {'dataset': dataset}})
-    (data,) = Experiment(config).datasets
-    with pytest.raises(
-        ValueError, match=r'train_dataloader\.dataset cannot be built \(KeyError: .*Unheard is not in the'
-    ):
-        read_source(data)
+    config.train_dataloader.dataset.pipeline.insert(1, step)
+    assert [data.split for data in Experiment(config).datasets] == list(SPLITS)
+    for name in ('Paste', 'Unheard'):
+        message = rf'train_dataloader\.dataset cannot be built \(KeyError: .{name} is not in the mmseg::'
+        with pytest.raises(ValueError, match=message):
+            check_data(config, ('train',))
+        config.train_dataloader.dataset.type = 'Unheard'
 
 
 def test_data_that_are_in_no_layout_are_an_error_without_test_data_too(tmp_path, capsys):
