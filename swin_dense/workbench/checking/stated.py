@@ -71,13 +71,11 @@ class StatedFile:
         images: the entries that name it, one unless it is listed more than once. Those of COCO and VOC have ``width``
             and ``height`` in pixels.
         objects: the objects of all of these entries, in the order of the annotations.
-        mask: the path of the mask of its pixels, for segmentation.
     """
 
     path: str
     images: list[Any] = field(default_factory=list)
     objects: list[StatedObject] = field(default_factory=list)
-    mask: str = ''
 
 
 @dataclass
@@ -266,11 +264,11 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
 
 
 def _state_yielded(name: str, loaded: Sequence[Any], labels: dict[int, Any]) -> Stated:
-    """Return the files of a data set, with the objects that the framework yields, and the masks of their pixels."""
+    """Return the files of a data set, with the objects that the framework yields."""
     stated = Stated(name)
     for sample in loaded:
         path = sample.get('img_path') or ''
-        file = stated.files.setdefault(path, StatedFile(path, mask=sample.get('seg_map_path') or ''))
+        file = stated.files.setdefault(path, StatedFile(path))
         size = {side: sample[side] for side in ('width', 'height') if side in sample}
         file.images.append({'id': sample.get('img_id'), **size})
         for one in sample.get('instances') or []:

@@ -912,6 +912,7 @@ def test_errors_name_the_file_that_was_split(ten_fruits):
     ('train', 'val', 'message'),
     [
         (CLASSES, ['Apple', 'Ripe Pear'], 'rename Apple to apple, Ripe Pear to ripe pear'),
+        (CLASSES, ['apple', 'ripe_pear'], 'rename ripe_pear to ripe pear'),
         (CLASSES, ['apple'], 'add ripe pear to its categories, also without an annotation, in the order'),
         (CLASSES, CLASSES[::-1], 'sort the list of categories in this file so'),
     ],
@@ -922,9 +923,11 @@ def test_training_and_validation_files_that_disagree(fruit, train, val, message)
     def categories(names):
         def change(content):
             ids = {name.lower(): key for name, key in zip(CLASSES, (3, 7), strict=True)}
-            content['categories'] = [{'id': ids[name.lower()], 'name': name} for name in names]
+            content['categories'] = [{'id': ids[name.lower().replace('_', ' ')], 'name': name} for name in names]
             content['annotations'] = [
-                one for one in content['annotations'] if one['category_id'] in {ids[name.lower()] for name in names}
+                one
+                for one in content['annotations']
+                if one['category_id'] in {ids[name.lower().replace('_', ' ')] for name in names}
             ]
 
         return change
