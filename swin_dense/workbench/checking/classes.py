@@ -41,6 +41,11 @@ def check_classes(source: Source) -> list[Any]:
     return classes
 
 
+def plain(label: Any) -> str:
+    """Return the name of a class without what people write in several ways: capitals, spaces, underscores, dashes."""
+    return str(label).casefold().translate(dict.fromkeys(map(ord, ' _-')))
+
+
 def _training_data(data: DataSet) -> str:
     """Return words that name the file of the training data, if it is another than that of this data set."""
     files = [one.annotations for one in data.experiment.datasets_of(['train']) if one.annotations]
@@ -56,8 +61,8 @@ def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_othe
             f'; several categories of one name or id are among {first_few(names)}, so that mmdet numbers the classes '
             'wrongly: remove or rename the one without annotations (Roboflow writes one for the project)'
         )
-    of_name = {str(one).strip().lower(): one for one in found}
-    renamed = [f'{of_name[key]} to {one}' for one in absent if (key := str(one).strip().lower()) in of_name]
+    of_plain = {plain(one): one for one in found}
+    renamed = [f'{of_plain[plain(one)]} to {one}' for one in absent if plain(one) in of_plain]
     is_own = bool((source.data.entry.get('metainfo') or {}).get('classes')) and not has_other_count
     if is_own and (source.data.is_evaluated or (not renamed and {*found} < {*classes})):
         edit = 'sort the list of categories in this file so, with any ids'

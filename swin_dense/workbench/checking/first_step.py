@@ -122,7 +122,7 @@ def _described(error: Exception, model: nn.Module, entry: Any) -> str:
     names = {id(module): name for name, module in model.named_modules()}
     passed = [names.get(id(frame.f_locals.get('self'))) for frame, _ in traceback.walk_tb(error.__traceback__)]
     place = next((name for name in reversed(passed) if name), '')
-    return f'{_address(place, entry)} raises {described(error)}{hints.hint_on_step(error)}'
+    return f'{_address(place, entry)} raises {described(error)}{hints.hint_on(error, hints.HINTS_ON_STEPS)}'
 
 
 def _first_infinite(model: nn.Module, batch: Any, entry: Any) -> str:

@@ -25,12 +25,14 @@ _FEW = 3
 HINTS_ON_READING = {
     "KeyError: 'area'": 'write the area; width times height is enough',
     "KeyError: 'bbox'": 'bbox must be x, y, width and height',
-    "KeyError: 'height'": 'write height and width in pixels',
-    "KeyError: 'width'": 'write height and width in pixels',
     'AssertionError: Annotation ids': 'annotation ids must be unique; renumber them from 1',
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',
     "TypeError: 'NoneType' object is not iterable": f'write annotations as a list, {_COPY}',
+    'FileNotFoundError: ': (
+        'each line of a list of Pascal VOC is the name of an .xml file, without an ending or a column; add the file, '
+        'or correct or remove the line'
+    ),
     "AttributeError: 'NoneType' object has no attribute": (
         'a file of Pascal VOC needs size with width and height, and for each object name and bndbox with xmin, ymin, '
         'xmax, ymax'
@@ -60,22 +62,8 @@ HINTS_ON_STEPS = {
 }
 
 
-def hint_on_reading(error: Exception) -> str:
-    """Return what to do about an exception that a framework raised for data, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_READING)
-
-
-def hint_on_evaluation(error: Exception) -> str:
-    """Return what to do about an exception of an evaluator, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_EVALUATION)
-
-
-def hint_on_step(error: Exception) -> str:
-    """Return what to do about an exception of a step of training, after a colon; '' if it is not known."""
-    return _hint(error, HINTS_ON_STEPS)
-
-
-def _hint(error: Exception, hints: dict[str, str]) -> str:
+def hint_on(error: Exception, hints: dict[str, str]) -> str:
+    """Return what to do about an exception, by one of the tables above, after a colon; '' if it is not known."""
     said = f'{type(error).__name__}: {error}'
     return next((f': {hint}' for start, hint in hints.items() if said.startswith(start)), '')
 
@@ -106,7 +94,7 @@ class Filter(NamedTuple):
 
 FILTERS = {
     'filter_empty_gt': Filter('without an annotation of the classes', 'False'),
-    'min_size': Filter('with a side below {value} pixels', '1'),
+    'min_size': Filter('with a side below {value} pixels', '0'),
 }
 _MIXES_BOXES = ('Mosaic', 'MixUp')
 
@@ -140,13 +128,6 @@ def is_turned(one: StatedObject) -> bool:
     """Return whether a box is that of a rectangle before a turn, of which no mask shows that it is not."""
     angle = turn_of(one.entry) % 180
     return min(angle, 180 - angle) > 1 and not one.mask
-
-
-def hint_on_loading(step: Any, error: Exception) -> str:
-    """Return what to do about a step of a pipeline that fails, after a semicolon; '' if it is not known."""
-    if isinstance(error, KeyError) and 'seg_map_path' in str(error):
-        return '; images without masks can be predicted, not evaluated'
-    return ''
 
 
 def hint_on_mixing(steps: Any) -> str:

@@ -210,7 +210,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
 
     ``said`` and ``read`` begin the two halves of the sentence; ``advice`` is for where its orientation is not why.
     """
-    sizes = f'{said} {size[0]} x {size[1]} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
+    sizes = f'{said} {size[0]:g} x {size[1]:g} pixels, but {read} as {loaded.size[0]} x {loaded.size[1]}'
     if loaded.orientation not in TRANSPOSED or size != loaded.size[::-1]:
         return f'{sizes}; {advice}'
     if loaded.is_upright:
@@ -224,7 +224,7 @@ def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, 
     )
 
 
-def sample_evenly(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
+def sample_evenly(items: Sequence[Any], count: int, every_image: bool = False) -> list[Any]:
     """Return the items to look at: up to ``count`` evenly spaced ones, or all."""
     count = len(items) if every_image else min(count, len(items))
     indices = np.linspace(0, len(items) - 1, count)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
-from swin_dense.workbench.checking.found import Found, in_its_scope
+from swin_dense.workbench.checking.found import Found
 from swin_dense.workbench.checking.images import check_images, other_size, reads_files, sample_evenly
 from swin_dense.workbench.checking.pixel_trip import PixelTrip, notes_on_pixels
 from swin_dense.workbench.checking.samples import load_sample, load_samples, loading_steps
@@ -30,7 +30,6 @@ from swin_dense.workbench.configs.quietly import quiet
 _SAMPLED = 200  # masks of each data set whose pixels are read, evenly spaced
 
 
-@in_its_scope
 def check_masks(
     data: DataSet, source: Source | None, every_image: bool = False, trained: Sequence[Found] = ()
 ) -> Found:
@@ -38,10 +37,8 @@ def check_masks(
 
     With ``every_image``, every mask is read and every image decoded. The masks are compared with those of ``trained``,
     what this function has returned for the data sets of the training. The result has notes on the data and on anything
-    unusual; ValueError is raised for errors.
+    unusual; ValueError is raised for errors. The default scope of mmengine must be that of the config.
     """
-    if not data.kind:
-        raise ValueError(f'a data set must have a type, a name, got {dict(data.entry)}')
     steps = loading_steps(data)
     loading = next((step for step in steps if step['type'] == 'LoadAnnotations'), None)
     if source is None or loading is None or not hasattr(source.built, 'label_map'):

@@ -24,7 +24,8 @@ from pycocotools import mask as mask_tools
 
 from swin_dense.mm.mask_values import IGNORED_LABEL
 from swin_dense.utils.checks import described
-from swin_dense.workbench.checking.hints import Case, hint_on_evaluation
+from swin_dense.workbench.checking import hints
+from swin_dense.workbench.checking.hints import Case
 from swin_dense.workbench.checking.missed import add_missed, explain
 from swin_dense.workbench.checking.question import (
     PerfectScore,
@@ -137,7 +138,7 @@ def _reason(error: Exception, sources: Sequence[Source]) -> str:
         key = str(error.args[:1] and error.args[0])
         without = next((one.entry for one in objects if key.isidentifier() and key not in one.entry), None)
         example = f', such as for {shown(without)}' if without else ''
-    return f'on {names} ({described(error)}{example}){hint_on_evaluation(error)}'
+    return f'on {names} ({described(error)}{example}){hints.hint_on(error, hints.HINTS_ON_EVALUATION)}'
 
 
 # Boxes and masks of objects.

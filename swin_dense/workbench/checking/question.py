@@ -321,7 +321,7 @@ class Question:
             file = source.stated.files.get(path)
             for one in file.objects if file else ():
                 first.setdefault(one.label if one.id else ('without a number', one.id), index)
-        evenly = sample_evenly(range(len(paths)), most // 2, False)
+        evenly = sample_evenly(range(len(paths)), most // 2)
         found = dict.fromkeys([*several[: most // 4], *fullest[: most // 8], *first.values(), *evenly])
         return sorted([*found][:most])
 

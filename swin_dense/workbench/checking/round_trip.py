@@ -20,8 +20,8 @@ from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.checking import hints
 from swin_dense.workbench.checking.anchors import notes_on_anchors
-from swin_dense.workbench.checking.classes import check_classes
-from swin_dense.workbench.checking.found import Found, in_its_scope
+from swin_dense.workbench.checking.classes import check_classes, plain
+from swin_dense.workbench.checking.found import Found
 from swin_dense.workbench.checking.images import check_images, other_size
 from swin_dense.workbench.checking.readings import TOLERANCE, Places, check_places, places_of
 from swin_dense.workbench.checking.samples import load_samples
@@ -59,22 +59,19 @@ class Trip:
     unused: Counter[Any] = field(default_factory=Counter)
 
 
-@in_its_scope
 def check_objects(data: DataSet, source: Source | None, every_image: bool = False) -> Found:
     """Check a data set of a detector by the round trip, and all file names and a sample of its images.
 
     With ``every_image``, all images are decoded. The result has notes on the data and on anything unusual; ValueError
-    is raised for errors.
+    is raised for errors. The default scope of mmengine must be that of the config.
     """
     if source is None:
-        return Found([f'{data.address}: the annotations of a {data.kind} are not checked'] if data.kind else [])
+        return Found([f'{data.address}: the annotations of a {data.kind} are not checked'])
     name = source.stated.name
     objects = list(source.stated.objects())
     if not source.stated.files:
         raise ValueError(f'{name} lists no images')
     classes = check_classes(source)
-    if not objects and not data.is_evaluated:
-        raise ValueError(f'{name} has no annotations, so there is nothing to train with')
     wrong = [one for one in objects if one.file == '' or one.label is None]
     if wrong:
         key = 'image_id' if wrong[0].file == '' else 'category_id'
@@ -153,7 +150,8 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
         )
     if not trip.of_classes:
         if not is_evaluated:
-            raise ValueError(f'{name}: no annotation is of a class, {first_few(classes)}; {"; ".join(notes)}')
+            none = f'{name}: none of {count} annotations is of a class, {first_few(classes)}'
+            raise ValueError('; '.join([none, *notes]))
         return notes  # a perfect model says what that means for the evaluation
     reasons: dict[str, list[StatedObject]] = defaultdict(list)
     for one in trip.lost:
@@ -183,27 +181,23 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
 def _notes_on_names(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
     """Return notes on names that are no class, and classes that may be one; raise ValueError for a wrong spelling."""
     notes = []
-    plain = {_plain(label): label for label in classes}
+    of_plain = {plain(label): label for label in classes}
     if trip.unused:
         others = first_few(f'{label} ({number})' for label, number in trip.unused.most_common())
         notes.append(f'{trip.unused.total()} of {count} annotations are not used, of names that are no class: {others}')
-    similar = [f'{label!r} for {plain[_plain(label)]!r}' for label in trip.unused if _plain(label) in plain]
+    similar = [f'{label!r} for {of_plain[plain(label)]!r}' for label in trip.unused if plain(label) in of_plain]
     if similar:
         raise ValueError(
             f'{source.stated.name}: {notes[0]}; some differ from a class by case or spaces alone, '
             f'{first_few(similar)}: write the same name in the files and in {source.data.address}.metainfo.classes'
         )
-    spellings = [f'{label!r} and {plain[_plain(label)]!r}' for label in classes if plain[_plain(label)] != label]
+    spellings = [f'{label!r} and {of_plain[plain(label)]!r}' for label in classes if of_plain[plain(label)] != label]
     if spellings and not source.data.is_evaluated:
         notes.append(
             f'the classes {first_few(spellings)} differ by case or spaces alone; if they are one, give their '
             'annotations one category'
         )
     return notes
-
-
-def _plain(label: Any) -> str:
-    return str(label).casefold().translate(dict.fromkeys(map(ord, ' _-')))
 
 
 def _notes_on_places(source: Source, trip: Trip, places: Places) -> list[str]:
@@ -245,7 +239,7 @@ def _notes_on_repetitions(source: Source) -> list[str]:
                 f'{source.stated.name}: {count}, with other objects each time, so that a model learns to leave out '
                 'what it is shown; give each image a file of its own, or all objects of a file to one image'
             )
-        notes.append(f'{count}')
+        notes.append(count)
     repeated = sum(
         number - 1
         for file in source.stated.files.values()
@@ -363,7 +357,7 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
     for path, loaded in looked_at.items():
         image = source.stated.files[path].images[0]
         stated = (image.get('width'), image.get('height'))
-        if None not in stated and min(stated) > 0 and loaded.size != stated:
+        if None not in stated and loaded.size != stated:
             wrong[path] = stated
     if wrong:
         path, stated = next(iter(wrong.items()))

@@ -37,7 +37,7 @@ def load_samples(source: Source) -> list[Any]:
     with random_state_kept():
         with quiet():
             pipeline = Compose([copy.deepcopy(dict(step)) for step in source.data.pipeline])
-        loaded = [load_sample(source, sample, pipeline) for sample in sample_evenly(source.samples, _LOADED, False)]
+        loaded = [load_sample(source, sample, pipeline) for sample in sample_evenly(source.samples, _LOADED)]
         around = _mixing_dataset(source)
         return _mixed(source, around, pipeline) if around else [one for one in loaded if one is not None]
 
@@ -53,7 +53,7 @@ def load_sample(source: Source, sample: Any, pipeline: Compose) -> Any:
             path = sample.get('img_path')
             raise ValueError(
                 f'{source.stated.name}: {path} cannot be loaded: {type(step).__name__} of {source.data.address}'
-                f'.pipeline fails ({described(error)}){hints.hint_on_loading(step, error)}'
+                f'.pipeline fails ({described(error)})'
             ) from error
         if results is None:  # a random transform that tries another image
             break
@@ -75,7 +75,7 @@ def _mixed(source: Source, around: Any, pipeline: Any) -> list[Any]:
         mixed = DATASETS.build({**around, 'dataset': source.built})
     try:
         with quiet():
-            return [mixed[index] for index in sample_evenly(range(len(source.samples)), _LOADED, False)]
+            return [mixed[index] for index in sample_evenly(range(len(source.samples)), _LOADED)]
     except Exception as error:  # of any transform
         kinds = first_few(step.get('type') for step in around.pipeline)
         raise ValueError(

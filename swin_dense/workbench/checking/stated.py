@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mmengine import fileio
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS
 
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import described
-from swin_dense.workbench.checking.hints import hint_on_reading
+from swin_dense.workbench.checking import hints
 from swin_dense.workbench.checking.segmentations import decode_rle
 from swin_dense.workbench.configs.coco import SPLIT_OF, read_coco, shown
 from swin_dense.workbench.configs.experiment import DataSet
@@ -28,8 +28,6 @@ from swin_dense.workbench.configs.quietly import quiet, without_collection
 
 _LARGEST = 1e6  # pixels of a coordinate of a polygon: pycocotools follows its outline step by step
 _LARGEST_BOX = 1e15
-# Keys that mmdet asks for, besides those that are checked here.
-_KEYS = {'annotations': ('area', 'bbox'), 'images': ('height', 'width')}
 
 
 class StatedObject(NamedTuple):
@@ -40,7 +38,7 @@ class StatedObject(NamedTuple):
         label: the name of its class, as written; None if no category has its category_id.
         box: (left, top, right, bottom) in pixels, counted from 0; zeros if the annotation has no box.
         entry: the annotation: the dict of COCO's file, or what Pascal VOC's file has, with ``difficult`` as a bool and
-            its ``xml_path``, or the instance that the framework yields (``Stated.is_own_reading`` is False then).
+            its ``xml_path``, or the instance that the framework yields.
     """
 
     file: str
@@ -73,33 +71,30 @@ class StatedFile:
         images: the entries that name it, one unless it is listed more than once. Those of COCO and VOC have ``width``
             and ``height`` in pixels.
         objects: the objects of all of these entries, in the order of the annotations.
-        mask: the path of the mask of its pixels, for segmentation.
     """
 
     path: str
     images: list[Any] = field(default_factory=list)
     objects: list[StatedObject] = field(default_factory=list)
-    mask: str = ''
 
 
 @dataclass
 class Stated:
     """What the annotations of a data set state.
 
+    Those of COCO and Pascal VOC are read here; the objects of other formats are those that the framework yields.
+
     Attributes:
         name: what to call them in a message: the file that a user can correct.
         files: the image files by path, in the order of the annotations; also those that the framework leaves out.
         orphans: objects whose image_id no image has.
         categories: the names of the categories of COCO's file by id, in its order; {} for other formats.
-        is_own_reading: whether the annotations were read here. The objects of a data set in another format than COCO's
-            and Pascal VOC's are those that the framework yields.
     """
 
     name: str
     files: dict[str, StatedFile] = field(default_factory=dict)
     orphans: list[StatedObject] = field(default_factory=list)
     categories: dict[Any, Any] = field(default_factory=dict)
-    is_own_reading: bool = True
 
     def objects(self) -> Iterator[StatedObject]:
         """Yield all objects, those of no image last."""
@@ -114,7 +109,7 @@ class Source:
 
     Attributes:
         data: its entry in the config.
-        built: the data set, built by the framework with an empty pipeline.
+        built: the data set, built by the framework; its pipeline is empty afterwards.
         stated: what its annotations state.
         loaded: the framework's dict for each image (``img_path``, ``height``, ``instances``, ...), before its filters.
         samples: those that are left after ``filter_cfg`` and ``indices``, in the order of an epoch.
@@ -139,23 +134,24 @@ def read_source(data: DataSet) -> Source | None:
     mmengine's ``BaseDataset``, of which nothing is known.
 
     Raises:
-        ValueError: the annotations have numbers that pycocotools cannot read, or the framework cannot read them; it
-            names the file.
+        ValueError: the framework cannot build the data set, such as one without a type, or cannot read its annotations,
+            or these have numbers that pycocotools cannot read; it names the file.
     """
-    if not (isinstance(data.dataset_class, type) and issubclass(data.dataset_class, BaseDataset)):
+    kind = data.dataset_class
+    if kind and not (isinstance(kind, type) and issubclass(kind, BaseDataset)):
         return None
     name = data.annotations or data.masks or data.address
     try:
         with quiet():
-            built = DATASETS.build({**data.entry, 'pipeline': [], 'lazy_init': True})
-            built.serialize_data = False
+            built = DATASETS.build({**data.entry, 'lazy_init': True})
+            built.serialize_data, built.pipeline = False, Compose([])  # the steps are asked one by one
     except Exception as error:  # of any class of data sets
         raise ValueError(f'{data.address} cannot be built ({described(error)})') from error
     content = None
     if _reads_coco(built):
         content = read_coco(name, getattr(built, 'backend_args', None))
         check_numbers(name, content, needs_masks(data))
-    loaded, samples = _loaded(built, name, content)
+    loaded, samples = _loaded(built, name)
     numbers = {label: index for index, label in enumerate(built.metainfo.get('classes') or ())}
     if content is not None:
         stated = state_coco(name, content, built.data_prefix.get('img') or '')
@@ -169,11 +165,10 @@ def read_source(data: DataSet) -> Source | None:
     return Source(data, built, stated, loaded, samples, numbers, categories)
 
 
-def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
+def _loaded(built: Any, name: str) -> tuple[list[Any], list[Any]]:
     """Return the samples of a data set before and after its filters, with their paths in the form that all have here.
 
-    ``content`` is what its annotation file, ``name``, states in COCO's format. ValueError is raised if the framework
-    cannot read it.
+    Raise ValueError if the framework cannot read its annotations, ``name``.
     """
     last: list[Any] = [None]
     parse = getattr(built, 'parse_data_info', None)
@@ -192,41 +187,15 @@ def _loaded(built: Any, name: str, content: Any) -> tuple[list[Any], list[Any]]:
             del built.load_data_list, built.parse_data_info  # a cycle, which would keep the memory
     except Exception as error:  # of any class of data sets
         info = last[0] or {}
-        if isinstance(error, FileNotFoundError) and 'xml_path' in info:
-            raise ValueError(f'{name}: {_lines_without_file(built, info)}') from error
         place = f', at {shown(info.get("raw_img_info") or info)}' if info else ''
         raise ValueError(
-            f'{name}: the framework cannot read it ({described(error)}{place}){_lacking(content, error)}'
-            f'{hint_on_reading(error)}'
+            f'{name}: the framework cannot read it ({described(error)}{place})'
+            f'{hints.hint_on(error, hints.HINTS_ON_READING)}'
         ) from error
     for sample in (*loaded, *samples):
         if 'img_path' in sample:
             sample['img_path'] = _spelled(sample['img_path'])
     return loaded, samples
-
-
-def _lines_without_file(built: Any, info: Any) -> str:
-    """Return how many lines of a list of Pascal VOC's images have no annotations, and what a line should be."""
-    lines = fileio.list_from_file(built.ann_file, backend_args=built.backend_args)
-    before = info['xml_path'].removesuffix(f'{info["img_id"]}.xml')
-
-    def is_file(line: str) -> bool:
-        return fileio.exists(f'{before}{line}.xml', backend_args=built.backend_args)
-
-    absent = [line for line in lines if not is_file(line)]
-    name = os.path.splitext(''.join(absent[0].split()[:1]))[0]
-    cure = f'write {name!r}, without an ending or a column' if is_file(name) else 'add the file, or remove the line'
-    return f'{len(absent)} of {len(lines)} lines name no file {before}*.xml, such as {absent[0]!r}: {cure}'
-
-
-def _lacking(content: Any, error: Exception) -> str:
-    """Return how many entries of COCO's format have no such key as a framework misses, after a semicolon."""
-    for section in ('annotations', 'images') if content and isinstance(error, KeyError) else ():
-        entries = content.get(section) or []
-        without = [one for one in entries if error.args[0] not in one]
-        if without and error.args[0] in _KEYS[section]:
-            return f'; {len(without)} of {len(entries)} {section} have no {error.args[0]}, such as {shown(without[0])}'
-    return ''
 
 
 def needs_masks(data: DataSet) -> bool:
@@ -277,14 +246,12 @@ def state_coco(name: str, content: Any, folder: str) -> Stated:
 
 def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Stated:
     """Return what files in Pascal VOC's format state, for the dicts of their images; its pixels are counted from 1."""
-    stated, empty = Stated(name), []
+    stated = Stated(name)
     for sample in loaded:
         path = sample['img_path']
         file = stated.files.setdefault(path, StatedFile(path))
         root = ElementTree.fromstring(fileio.get(sample['xml_path'], backend_args=backend_args))
         size = {side: float(text) for side in ('width', 'height') if (text := root.findtext(f'size/{side}'))}
-        if min(size.values(), default=1) <= 0:
-            empty.append(sample['xml_path'])
         file.images.append({'id': sample['img_id'], **size})
         for one in root.findall('object'):
             sides = {side: float(one.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
@@ -293,20 +260,15 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
             label = one.findtext('name')
             entry = {'name': label, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
             file.objects.append(StatedObject(path, label, (left, top, right, bottom), entry))
-    if empty:
-        raise ValueError(
-            f'{name}: {len(empty)} of {len(loaded)} files state a size of 0, such as {empty[0]}, and mmdet leaves out '
-            'small images; write width and height in pixels, or remove size, so that mmdet reads them from the images'
-        )
     return stated
 
 
 def _state_yielded(name: str, loaded: Sequence[Any], labels: dict[int, Any]) -> Stated:
-    """Return the files of a data set, with the objects that the framework yields, and the masks of their pixels."""
-    stated = Stated(name, is_own_reading=False)
+    """Return the files of a data set, with the objects that the framework yields."""
+    stated = Stated(name)
     for sample in loaded:
         path = sample.get('img_path') or ''
-        file = stated.files.setdefault(path, StatedFile(path, mask=sample.get('seg_map_path') or ''))
+        file = stated.files.setdefault(path, StatedFile(path))
         size = {side: sample[side] for side in ('width', 'height') if side in sample}
         file.images.append({'id': sample.get('img_id'), **size})
         for one in sample.get('instances') or []:

@@ -110,7 +110,8 @@ class Experiment:
         for split in [split for split in SPLITS if split in splits]:
             loader = self.config.get(f'{split}_dataloader') or {}
             for address, entry in walk(loader.get('dataset'), f'{split}_dataloader.dataset'):
-                if isinstance(entry, dict) and _FILES & set(entry):
+                is_step = '.pipeline.' in address
+                if isinstance(entry, dict) and _FILES & set(entry) and not is_step:
                     found.append(DataSet(self, entry, split, address))
         return found
 

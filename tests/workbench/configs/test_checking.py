@@ -107,8 +107,8 @@ WRONG = {
     ),
     'ids as strings': (each(text_id), r"4 of 4 annotations .*'image_id': '0'.*1 and \"1\" are different"),
     'ids twice': (first(id=2), r'not unique.*must be unique; renumber them from 1'),
-    'no area': (drop('area'), r"1 of 4 annotations .*'id': 2,.*area; width times"),
-    'no bbox': (drop('bbox'), r"1 of 4 annotations .*'id': 2,.*bbox must be"),
+    'no area': (drop('area'), r"KeyError: 'area', at .*'1\.jpg'.*write the area; width times"),
+    'no bbox': (drop('bbox'), r"KeyError: 'bbox', at .*'1\.jpg'.*bbox must be x, y, width"),
     'no mask': (drop('segmentation'), "1 of 4 annotations .*'id': 2,.*needs masks"),
     'no height': (drop('height', 'images'), r"1 of 4 images .*'1\.jpg'.*height and width"),
     'a height as text': (image(2, height='64'), r"'2\.jpg'.*height and width"),
@@ -912,6 +912,7 @@ def test_errors_name_the_file_that_was_split(ten_fruits):
     ('train', 'val', 'message'),
     [
         (CLASSES, ['Apple', 'Ripe Pear'], 'rename Apple to apple, Ripe Pear to ripe pear'),
+        (CLASSES, ['apple', 'ripe_pear'], 'rename ripe_pear to ripe pear'),
         (CLASSES, ['apple'], 'add ripe pear to its categories, also without an annotation, in the order'),
         (CLASSES, CLASSES[::-1], 'sort the list of categories in this file so'),
     ],
@@ -922,9 +923,11 @@ def test_training_and_validation_files_that_disagree(fruit, train, val, message)
     def categories(names):
         def change(content):
             ids = {name.lower(): key for name, key in zip(CLASSES, (3, 7), strict=True)}
-            content['categories'] = [{'id': ids[name.lower()], 'name': name} for name in names]
+            content['categories'] = [{'id': ids[name.lower().replace('_', ' ')], 'name': name} for name in names]
             content['annotations'] = [
-                one for one in content['annotations'] if one['category_id'] in {ids[name.lower()] for name in names}
+                one
+                for one in content['annotations']
+                if one['category_id'] in {ids[name.lower().replace('_', ' ')] for name in names}
             ]
 
         return change

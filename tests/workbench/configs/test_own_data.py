@@ -9,7 +9,6 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from swin_dense.workbench.checking.masks import check_masks
 from swin_dense.workbench.checking.stated import read_source
 from swin_dense.workbench.configs.experiment import DataSet, Experiment
 from tests.conftest import ROOT
@@ -371,9 +370,24 @@ def test_a_path_that_is_no_text_and_a_data_set_without_a_type_are_one_error():
     config = Config({'model': {}, 'val_dataloader': {'dataset': dataset}})
     with pytest.raises(ValueError, match=r'data_prefix.img_path of val_dataloader.dataset must be a str, got 3'):
         Experiment(config)
-    data = DataSet(Experiment(Config({'default_scope': 'mmseg', 'model': {}})), {'data_root': 'data/'}, 'train')
-    with pytest.raises(ValueError, match=r"must have a type, a name, got \{'data_root': 'data/'\}"):
-        check_masks(data, read_source(data))
+    for scope in ('mmdet', 'mmseg'):
+        data = DataSet(Experiment(Config({'default_scope': scope, 'model': {}})), {'data_root': 'data/'}, 'train')
+        with pytest.raises(
+            ValueError, match=r'a data set cannot be built \(KeyError: .* the key "type", but got .*data/'
+        ):
+            read_source(data)
+
+
+def test_classes_that_are_not_there_and_a_step_that_reads_files(camvid):
+    config = camvid.write()
+    step = {'type': 'Paste', 'data_root': 'pasted/'}
+    config.train_dataloader.dataset.pipeline.insert(1, step)
+    assert [data.split for data in Experiment(config).datasets] == list(SPLITS)
+    for name in ('Paste', 'Unheard'):
+        message = rf'train_dataloader\.dataset cannot be built \(KeyError: .{name} is not in the mmseg::'
+        with pytest.raises(ValueError, match=message):
+            check_data(config, ('train',))
+        config.train_dataloader.dataset.type = 'Unheard'
 
 
 def test_data_that_are_in_no_layout_are_an_error_without_test_data_too(tmp_path, capsys):

@@ -592,10 +592,10 @@ DAMAGED = {
         'misses 1 whose box has no area',
     ),
     'VOC: a width of 0': (
-        voc(lambda data: data.change('<width>64', '<width>0', 1)),
+        voc(lambda data: data.change('<width>64', '<width>0', 1, 3)),
         True,
         None,
-        '1 of 4 files state a size of 0, such as .*remove size',
+        'misses 2 that reach beyond their image',
     ),
     'VOC: no such number': (
         voc(lambda data: data.change('<xmax>40</xmax>', '', 1)),

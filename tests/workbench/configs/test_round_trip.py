@@ -103,6 +103,12 @@ def test_objects_that_are_stated_twice(fruit):
     assert '4 of 8 annotations repeat another of the same image, class and place' in notes(config)
 
 
+def test_training_data_without_an_object(fruit):
+    fruit.change(lambda content: content.update(annotations=[]), TRAIN)
+    said = fruit.refused()
+    assert f'{fruit.root / TRAIN}: none of 0 annotations is of a class, apple, ripe pear\n' in said
+
+
 def test_mixed_images_without_their_masks(fruit):
     """mmdet's Mosaic mixes boxes alone, and a later step fails with an IndexError on some image of the epoch."""
     config = fruit.write()
