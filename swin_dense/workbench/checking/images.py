@@ -199,10 +199,10 @@ def _cure(path: str) -> str:
     try:
         values = pixels_of(path).values
     except (ImageError, OSError):
-        return 'replace or remove such images'
+        return 'replace them'
     bands = 1 if values.ndim == 2 else values.shape[2]
     how = f'scale={scale_of(values)}, mean=0, std=1, bands={tuple(range(bands))}'
-    return f'read such images with LoadBands(normalization=dict({how})): docs/geotiff.md'
+    return f'read them with LoadBands(normalization=dict({how})): docs/geotiff.md'
 
 
 def other_size(said: str, size: tuple[int, int], read: str, loaded: LoadedSize, advice: str) -> str:
