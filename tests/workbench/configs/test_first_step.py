@@ -51,6 +51,10 @@ OF_DETECTORS = {
         setting('model.roi_head.bbox_head', in_channels=32),
         r'model.roi_head.bbox_head \(Shared2FCBBoxHead, .*in_channels=32.*\) raises RuntimeError: mat1 and mat2',
     ),
+    'channels of a convolution': (
+        setting('model.rpn_head', in_channels=32),
+        r'model.rpn_head .*in_channels=32.* raises RuntimeError: Given groups=1.*: in_channels must be those of the',
+    ),
     'no masks': (without_masks, "has no attribute 'masks'.*: LoadAnnotations needs with_mask=True"),
     'images that are not finite': (
         setting('model.data_preprocessor', std=[0.0, 0.0, 0.0]),
@@ -66,6 +70,10 @@ OF_DETECTORS = {
     ),
 }
 OF_SEGMENTORS = {
+    'bands of the preprocessor': (
+        setting('model.data_preprocessor', mean=[1.0] * 5, std=[1.0] * 5),
+        r'model.data_preprocessor .* raises RuntimeError: The size of tensor a.*: mean and std of model.data_prepro',
+    ),
     'weights of classes': (
         setting('model.decode_head.loss_decode', class_weight=[1.0]),
         r'model.decode_head.loss_decode \(CrossEntropyLoss\) raises RuntimeError: weight tensor',
