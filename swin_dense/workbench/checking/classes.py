@@ -25,7 +25,7 @@ def check_classes(source: Source) -> list[Any]:
     if has_other_count and are_right and classes:
         cure = data.experiment.setting_of_heads(len(classes))
         if not are_listed:
-            names = sorted({str(one.label) for one in source.stated.objects()})
+            names = sorted({str(obj.label) for obj in source.stated.objects()})
             cure += f', or the names in the files: --set "{data.address}.metainfo.classes={names}"'
         raise ValueError(
             f'{data.address} has {len(classes)} classes, {first_few(classes)}, but the model has {count}: {cure}'
@@ -48,21 +48,21 @@ def plain(label: Any) -> str:
 
 def _training_data(data: DataSet) -> str:
     """Return words that name the file of the training data, if it is another than that of this data set."""
-    files = [one.annotations for one in data.experiment.datasets_of(['train']) if one.annotations]
+    files = [trained.annotations for trained in data.experiment.datasets_of(['train']) if trained.annotations]
     return f', those of the training data in {files[0]}' if files and files[0] != data.annotations else ''
 
 
 def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_other_count: bool) -> str:
     """Return what to do about classes of a file that differ from those of the config: edit the file, or name them."""
-    names = [one for one in found if one in classes]
-    absent = [one for one in classes if one not in found]
+    names = [name for name in found if name in classes]
+    absent = [name for name in classes if name not in found]
     if len({*names}) < len(names) or len(found) < source.categories:
         return (
             f'; several categories of one name or id are among {first_few(names)}, so that mmdet numbers the classes '
             'wrongly: remove or rename the one without annotations (Roboflow writes one for the project)'
         )
-    of_plain = {plain(one): one for one in found}
-    renamed = [f'{of_plain[plain(one)]} to {one}' for one in absent if plain(one) in of_plain]
+    of_plain = {plain(name): name for name in found}
+    renamed = [f'{of_plain[plain(name)]} to {name}' for name in absent if plain(name) in of_plain]
     is_own = bool((source.data.entry.get('metainfo') or {}).get('classes')) and not has_other_count
     if is_own and (source.data.is_evaluated or (not renamed and {*found} < {*classes})):
         edit = 'sort the list of categories in this file so, with any ids'
@@ -81,7 +81,7 @@ def _quoted(names: Sequence[Any]) -> str:
 
 def _as_option(name: str, names: Sequence[Any]) -> str:
     """Return the command with these classes of a file, or with the file if their names are not plain words."""
-    is_plain = all(isinstance(one, str) and ',' not in one and one == one.strip() for one in names)
+    is_plain = all(isinstance(name, str) and ',' not in name and name == name.strip() for name in names)
     file = name.partition(', in the part ')[0]
     given = _quoted(names) if is_plain else f'"{file}"'
     return f'`swin-dense config ... --classes {given}`'

@@ -53,7 +53,7 @@ class Checked:
     @property
     def used_images(self) -> dict[str, int]:
         """The number of images that the framework uses, by the addresses of data sets."""
-        return {data.address: one.used_images for data, one in self.found if one.used_images is not None}
+        return {data.address: result.used_images for data, result in self.found if result.used_images is not None}
 
     def take(self, data: DataSet, found: Found) -> None:
         """Add what a check of a data set has found."""
@@ -76,7 +76,12 @@ class Checked:
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         scores = [score.as_dict() for score in self.scores]
-        return {'errors': self.errors, 'notes': self.notes, 'scores': scores, 'used': [vars(one) for one in self.used]}
+        return {
+            'errors': self.errors,
+            'notes': self.notes,
+            'scores': scores,
+            'used': [vars(used) for used in self.used],
+        }
 
 
 def check_data(
@@ -177,13 +182,13 @@ def _checked_sources(datasets: Sequence[DataSet], checked: Checked, every_image:
 
 def notes_on_shared_files(found: Sequence[tuple[DataSet, Found]]) -> list[str]:
     """Return notes on images that are both trained on and evaluated."""
-    trained = {path for data, one in found if not data.is_evaluated for path in one.files}
+    trained = {path for data, result in found if not data.is_evaluated for path in result.files}
     notes = []
-    for data, one in found:
-        shared = sorted(trained & one.files) if data.is_evaluated else []
+    for data, result in found:
+        shared = sorted(trained & result.files) if data.is_evaluated else []
         if shared:
             notes.append(
-                f'{data.address}: {len(shared)} of {len(one.files)} images are in the training data too, such as '
+                f'{data.address}: {len(shared)} of {len(result.files)} images are in the training data too, such as '
                 f'{shared[0]}, so that its figures are of images that the model has seen'
             )
     return notes

@@ -70,7 +70,7 @@ def check_step(experiment: Experiment, samples: Sequence[Sequence[Any]]) -> None
 
 def _chosen(samples: Sequence[Sequence[Any]], count: int) -> list[Any]:
     """Return images of all data sets in turn, at least ``count`` where there are so many."""
-    turns = [one[turn] for turn in range(count) for one in samples if turn < len(one)]
+    turns = [sample[turn] for turn in range(count) for sample in samples if turn < len(sample)]
     return turns[: max(count, len(samples))]
 
 
@@ -87,7 +87,7 @@ def _built(entry: Any) -> Any:
 
 def _seconds(model: nn.Module, samples: Sequence[Any]) -> float:
     """Return about how long a step takes at most."""
-    pixels = sum(image.shape[-2] * image.shape[-1] for image in _tensors([one['inputs'] for one in samples]))
+    pixels = sum(image.shape[-2] * image.shape[-1] for image in _tensors([sample['inputs'] for sample in samples]))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _OPERATIONS * parameters * pixels / (_SPEED * torch.get_num_threads())
 
@@ -105,7 +105,9 @@ def _step(model: Any, batch: Any, entry: Any) -> str:
     infinite = [name for name, loss in losses.items() if not all(map(_is_finite, _tensors(loss)))]
     if infinite and is_initialised:
         return f'{", ".join(infinite)} not finite; {_first_infinite(model, batch, entry)}'
-    names = [name for name, one in trained.items() if one.grad is not None and not _is_finite(one.grad)]
+    names = [
+        name for name, parameter in trained.items() if parameter.grad is not None and not _is_finite(parameter.grad)
+    ]
     if names and is_initialised:
         return f'the gradients of {len(names)} parameters are not finite, such as of {_address(names[-1], entry)}'
     return ''
@@ -169,7 +171,7 @@ def _address(name: str, entry: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     values = value if isinstance(value, (list, tuple)) else [value]
-    return bool(values) and all(type(one) is int for one in values)
+    return bool(values) and all(type(item) is int for item in values)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -181,5 +183,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)

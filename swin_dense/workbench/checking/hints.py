@@ -70,10 +70,10 @@ def hint_on(error: Exception, hints: dict[str, str]) -> str:
 
 # Words for what the round trip finds. The first reason that holds, for an object and the entry of its image.
 LEFT_OUT: dict[str, Callable[[StatedObject, Any], bool]] = {
-    "marked 'ignore'": lambda one, _: bool(one.entry.get('ignore')),
-    'outside of their image': lambda one, image: _is_outside(one.box, image),
-    'with an area of 0 or less': lambda one, _: one.entry.get('area', 1) <= 0,
-    'narrower than a pixel': lambda one, _: min(one.box[2] - one.box[0], one.box[3] - one.box[1]) < 1,
+    "marked 'ignore'": lambda obj, _: bool(obj.entry.get('ignore')),
+    'outside of their image': lambda obj, image: _is_outside(obj.box, image),
+    'with an area of 0 or less': lambda obj, _: obj.entry.get('area', 1) <= 0,
+    'narrower than a pixel': lambda obj, _: min(obj.box[2] - obj.box[0], obj.box[3] - obj.box[1]) < 1,
 }
 IGNORED = {"marked 'iscrowd'": 'iscrowd', "marked 'difficult'": 'difficult'}
 # What to do where a framework leaves out all objects, by the most common reason.
@@ -104,14 +104,14 @@ def is_systematic(count: int, total: int) -> bool:
     return count > _FEW and count > _SHARE_OF_MANY * total
 
 
-def why_left_out(one: StatedObject, image: Any) -> str:
+def why_left_out(obj: StatedObject, image: Any) -> str:
     """Return why a framework leaves out an object of a class."""
-    return next((reason for reason, holds in LEFT_OUT.items() if holds(one, image)), UNKNOWN)
+    return next((reason for reason, holds in LEFT_OUT.items() if holds(obj, image)), UNKNOWN)
 
 
-def why_ignored(one: StatedObject) -> str:
+def why_ignored(obj: StatedObject) -> str:
     """Return why a framework yields an object but does not train on it."""
-    return next((reason for reason, key in IGNORED.items() if one.entry.get(key)), UNKNOWN)
+    return next((reason for reason, key in IGNORED.items() if obj.entry.get(key)), UNKNOWN)
 
 
 def _is_outside(box: tuple[float, ...], image: Any) -> bool:
@@ -124,10 +124,10 @@ def is_no_polygon(points: Sequence[float]) -> bool:
     return len(points) < 6 or len(points) % 2 == 1
 
 
-def is_turned(one: StatedObject) -> bool:
+def is_turned(obj: StatedObject) -> bool:
     """Return whether a box is that of a rectangle before a turn, of which no mask shows that it is not."""
-    angle = turn_of(one.entry) % 180
-    return min(angle, 180 - angle) > 1 and not one.mask
+    angle = turn_of(obj.entry) % 180
+    return min(angle, 180 - angle) > 1 and not obj.mask
 
 
 def hint_on_mixing(steps: Any) -> str:
@@ -149,7 +149,7 @@ class Case:
 
     Attributes:
         kind: 'bbox', 'segm' or 'pixels'.
-        one: the object; None if no annotation that was read has its id, or for a whole split.
+        obj: the object; None if no annotation that was read has its id, or for a whole split.
         file: what is stated for its image; None if no image that was read has its id.
         stated: the number of distinct objects to find in this image; the model returns ``limit`` of them.
         of_class: how many of them are of its class; the metric compares ``most`` of them.
@@ -170,7 +170,7 @@ class Case:
     """
 
     kind: str = ''
-    one: StatedObject | None = None
+    obj: StatedObject | None = None
     file: StatedFile | None = None
     stated: int = 0
     of_class: int = 0
@@ -205,13 +205,13 @@ class Case:
     @property
     def sides(self) -> tuple[float, float]:
         """The width and height of the box, in pixels."""
-        left, top, right, bottom = self.one.box if self.one else (0, 0, 1, 1)
+        left, top, right, bottom = self.obj.box if self.obj else (0, 0, 1, 1)
         return right - left, bottom - top
 
     @property
     def is_beyond(self) -> bool:
         """Whether the box reaches beyond the image."""
-        left, top, right, bottom = self.one.box if self.one else (0, 0, 1, 1)
+        left, top, right, bottom = self.obj.box if self.obj else (0, 0, 1, 1)
         width, height = self.size
         return left < 0 or top < 0 or right > width or bottom > height
 
@@ -240,7 +240,7 @@ def _is_note(share: float) -> bool:
 EXPLANATIONS = [  # the first that holds
     Explanation(
         'because the evaluator compares with {others[0]}',
-        lambda case: bool(case.others) and case.one is None,
+        lambda case: bool(case.others) and case.obj is None,
         '{address} reads {name}; --set {split}_evaluator.ann_file={name} compares with the same',
     ),
     Explanation(
@@ -276,17 +276,17 @@ EXPLANATIONS = [  # the first that holds
     ),
     Explanation(
         "whose id is 0, which marks 'no match' for pycocotools",
-        lambda case: case.one is not None and case.one.id == 0 and type(case.one.id) is int,
+        lambda case: case.obj is not None and case.obj.id == 0 and type(case.obj.id) is int,
         'number the annotations from 1',
     ),
     Explanation(
         'of classes that the training data do not have',
-        lambda case: case.one is not None and case.one.label not in case.labels,
+        lambda case: case.obj is not None and case.obj.label not in case.labels,
         'give the training and the evaluated data the same names of classes',
     ),
     Explanation(
         'of classes that have other numbers in the training data',
-        lambda case: case.one is not None and case.own_labels.get(case.one.label) != case.labels.get(case.one.label),
+        lambda case: case.obj is not None and case.own_labels.get(case.obj.label) != case.labels.get(case.obj.label),
         'give the training and the evaluated data the same order of classes, in metainfo.classes and in their files',
     ),
     Explanation(
@@ -325,7 +325,7 @@ EXPLANATIONS = [  # the first that holds
     ),
     Explanation(
         "marked 'ignore', which are not trained on, but which the metric counts",
-        lambda case: case.one is not None and bool(case.one.entry.get('ignore')) and not case.one.entry.get('iscrowd'),
+        lambda case: case.obj is not None and bool(case.obj.entry.get('ignore')) and not case.obj.entry.get('iscrowd'),
         'mark them with iscrowd 1 instead',
         _is_note,
     ),
@@ -352,4 +352,4 @@ EXPLANATIONS = [  # the first that holds
 def explained(case: Case) -> Explanation:
     """Return the first explanation that holds for a case, or that it is not known."""
     unknown = Explanation(UNKNOWN, lambda case: True)
-    return next((one for one in EXPLANATIONS if one.holds(case)), unknown)
+    return next((explanation for explanation in EXPLANATIONS if explanation.holds(case)), unknown)

@@ -88,5 +88,5 @@ def _share_of_ignored(address: str, head: Any, entry: Any) -> float:
 def _has_ignored(source: Source) -> bool:
     """Return whether some of the masks looked at have ignored pixels."""
     pipeline = Compose([copy.deepcopy(dict(step)) for step in loading_steps(source.data)])
-    masks = (pipeline(copy.deepcopy(one)) for one in sample_evenly(source.samples, _LOOKED_AT))
+    masks = (pipeline(copy.deepcopy(sample)) for sample in sample_evenly(source.samples, _LOOKED_AT))
     return any(np.isin(IGNORED_LABEL, results.get('gt_seg_map', 0)) for results in masks)

@@ -60,11 +60,11 @@ def add_missed(cases: Iterable[tuple[Case, int]], score: PerfectScore, are_answe
     for reason, counted in by_reason.items():
         fullest = max((case for case, _ in counted), key=lambda case: case.stated)  # the cure must be enough for it
         explanation = hints.explained(fullest)
-        example = next((case.one.entry for case, _ in counted if case.one), None)
+        example = next((case.obj.entry for case, _ in counted if case.obj), None)
         total = sum(count for _, count in counted)
         is_error = explanation.is_error(total / max(score.objects, 1))
         found.append(Missed(total, reason, example, explanation.cure.format(**vars(fullest)), is_error, are_answers))
-    score.missed += sorted(found, key=lambda one: (not one.is_error, -one.count))
+    score.missed += sorted(found, key=lambda finding: (not finding.is_error, -finding.count))
 
 
 class _Finder:
@@ -94,19 +94,19 @@ class _Finder:
             name=parts[0].source.stated.name,
         )
 
-    def case(self, file: StatedFile | None, one: StatedObject | None, number: int = 0, **fields: Any) -> Case:
+    def case(self, file: StatedFile | None, obj: StatedObject | None, number: int = 0, **fields: Any) -> Case:
         """Return an object of the data set of a number that counts as missed; None where nothing is known."""
         if file is None:
             return replace(self.whole, **fields)
         question, source = self.question, self.question.parts[number].source
         answers = question.answers[file.path]
-        key = (one.label, one.box) if one else None
+        key = (obj.label, obj.box) if obj else None
         return replace(
             self.whole,
-            one=one,
+            obj=obj,
             file=file,
             stated=len(answers),
-            of_class=sum(one is not None and other.label == one.label for other in answers.values()),
+            of_class=sum(obj is not None and other.label == obj.label for other in answers.values()),
             is_left_out=file.path not in self.kept[number],
             is_empty=id(answers.get(key)) in question.empty,
             is_suppressed=id(answers.get(key)) in question.suppressed,
@@ -139,12 +139,12 @@ def _compared_by_coco(
             for image in stated.images:
                 files.setdefault(image['id'], (stated, number))
             if is_read:
-                objects |= {one.id: one for one in stated.objects}
+                objects |= {obj.id: obj for obj in stated.objects}
     cat_ids = truth.getCatIds(catNms=list(parts[0].source.built.metainfo['classes']))
     most = min(hints.MOST_OF_A_CLASS, max(metric.proposal_nums))
     worst: tuple[list[Case], list[Case], int] = ([], [], 0)
     for kind in metric.metrics:
-        answers = [one for sample in samples for one in _coco_answers(sample, cat_ids, kind)]
+        answers = [answer for sample in samples for answer in _coco_answers(sample, cat_ids, kind)]
         if not answers or kind not in ('bbox', 'segm'):
             continue
         missed: list[Case] = []
@@ -167,7 +167,7 @@ def _truth(entry: Any, parts: Sequence[Any], is_sampled: bool) -> Any:
     if is_sampled:
         kept = {key for part in parts for key in part.img_ids}
         for section, key in (('images', 'id'), ('annotations', 'image_id')):
-            content[section] = [one for one in content.get(section) or [] if one[key] in kept]
+            content[section] = [entry for entry in content.get(section) or [] if entry[key] in kept]
     truth: Any = COCO()
     truth.dataset = content
     with quiet():
@@ -224,11 +224,11 @@ def _unanswered(finder: _Finder, samples: Sequence[Sequence[Any]], own: Sequence
             is_single = len(question.parts) == 1 and len(sample.pred_instances)
             if file is None or (is_single and question.is_perfect_alone(sample)):
                 continue
-            answered = {id(one) for one in question.answered(file.path)}
-            for one in file.objects:
-                if not one.is_ignored:
-                    cases = others if id(one) in answered else unanswered
-                    cases.append(finder.case(file, one, number))
+            answered = {id(obj) for obj in question.answered(file.path)}
+            for obj in file.objects:
+                if not obj.is_ignored:
+                    cases = others if id(obj) in answered else unanswered
+                    cases.append(finder.case(file, obj, number))
     explained = [case for case in others if hints.explained(case).text != hints.UNKNOWN]
     known = unanswered or explained
     return [(case, 1) for case in known] or [(case, 0) for case in others[:1]]

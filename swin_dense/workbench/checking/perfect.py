@@ -134,9 +134,9 @@ def _reason(error: Exception, sources: Sequence[Source]) -> str:
     names = ', '.join(dict.fromkeys(source.stated.name for source in sources))
     example = ''
     if isinstance(error, KeyError):
-        objects = (one for source in sources for one in source.stated.objects())
+        objects = (obj for source in sources for obj in source.stated.objects())
         key = str(error.args[:1] and error.args[0])
-        without = next((one.entry for one in objects if key.isidentifier() and key not in one.entry), None)
+        without = next((obj.entry for obj in objects if key.isidentifier() and key not in obj.entry), None)
         example = f', such as for {shown(without)}' if without else ''
     return f'on {names} ({described(error)}{example}){hints.hint_on(error, hints.HINTS_ON_EVALUATION)}'
 
@@ -153,7 +153,7 @@ def _ask_about_objects(question: Question, score: PerfectScore) -> None:
         for path in {sample['img_path'] for sample in part.samples}:
             file = part.source.stated.files.get(path)
             objects = file.objects if file else []
-            score.objects += sum(one.label in part.source.numbers and not one.is_ignored for one in objects)
+            score.objects += sum(obj.label in part.source.numbers and not obj.is_ignored for obj in objects)
     given = [sample for ones in samples for sample in ones]
     orders = [given]
     if len(samples) > 1 and not is_of_one_part(question.built()):  # answers that are wrong may come last, or first
@@ -186,17 +186,17 @@ def _with_answers(packed: Any, sample: Any, question: Question, load_masks: Any)
     """Return a sample, as the framework packs it, with the answers for its file."""
     objects = question.answered(sample['img_path'])
     height, width = packed.metainfo.get('ori_shape') or (np.inf, np.inf)
-    boxes = torch.tensor([one.box for one in objects], dtype=torch.float64).reshape(-1, 4)
+    boxes = torch.tensor([obj.box for obj in objects], dtype=torch.float64).reshape(-1, 4)
     boxes[:, 0::2].clamp_(0, width)
     boxes[:, 1::2].clamp_(0, height)
     packed.pred_instances = InstanceData(
         bboxes=boxes,
         scores=torch.full((len(objects),), _SCORE),
-        labels=torch.tensor([question.numbers[one.label] for one in objects], dtype=torch.long),
+        labels=torch.tensor([question.numbers[obj.label] for obj in objects], dtype=torch.long),
     )
     if load_masks:
         masks = load_masks(objects, int(height), int(width))
-        question.empty |= {id(one) for one, mask in zip(objects, masks, strict=True) if not mask_tools.area(mask)}
+        question.empty |= {id(obj) for obj, mask in zip(objects, masks, strict=True) if not mask_tools.area(mask)}
         packed.pred_instances.masks = masks
     return packed
 
@@ -212,9 +212,9 @@ def _mask_loader(data: DataSet) -> Callable[[list[StatedObject], int, int], list
         if not objects:
             return []
         instances: list[dict[str, Any]] = []
-        for one in objects:
-            mask = {'mask': copy.deepcopy(one.mask)} if one.mask else {}  # as mmdet's data sets yield it
-            instances.append({'bbox': one.box, 'bbox_label': 0, 'ignore_flag': 0, **mask})
+        for obj in objects:
+            mask = {'mask': copy.deepcopy(obj.mask)} if obj.mask else {}  # as mmdet's data sets yield it
+            instances.append({'bbox': obj.box, 'bbox_label': 0, 'ignore_flag': 0, **mask})
         shape = (height, width)
         results = {'instances': instances, 'ori_shape': shape, 'img_shape': shape, 'height': height, 'width': width}
         masks = pipeline(results)['gt_masks'].to_ndarray()

@@ -117,8 +117,8 @@ class PerfectScore:
                 f'{text}, because the data have no {self.unit} of a class to find; evaluate data that have some, or '
                 f'only write the predictions, with format_only=True of {self.split}_evaluator'
             )
-        lost = '; '.join(str(one) for one in self.missed if not one.are_answers)
-        wrong = '; '.join(str(one) for one in self.missed if one.are_answers)
+        lost = '; '.join(str(group) for group in self.missed if not group.are_answers)
+        wrong = '; '.join(str(group) for group in self.missed if group.are_answers)
         parts = [f'it misses {lost}'] * bool(lost) + [f'counted as wrong are {wrong}'] * bool(wrong)
         reasons = '; '.join(parts) or f'it misses some {hints.UNKNOWN}'
         total = f'of {self.objects} {self.unit}, ' if self.objects else ''
@@ -127,7 +127,7 @@ class PerfectScore:
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         content = {**vars(self), 'is_perfect': self.is_perfect, 'is_error': self.is_error}
-        content['missed'] = [{**vars(one), 'example': shown(one.example)} for one in self.missed]
+        content['missed'] = [{**vars(group), 'example': shown(group.example)} for group in self.missed]
         return content
 
 
@@ -156,7 +156,8 @@ def used_of(split: str, sources: Sequence[Source]) -> Used:
         used.images += len(source.stated.files)
         used.used_images += len({sample.get('img_path') for sample in source.samples})
         if any('instances' in sample for sample in source.loaded):
-            kept = sum(not one.get('ignore_flag') for sample in source.samples for one in sample.get('instances') or ())
+            instances = [instance for sample in source.samples for instance in sample.get('instances') or ()]
+            kept = sum(not instance.get('ignore_flag') for instance in instances)
             used.objects = (used.objects or 0) + sum(len(file.objects) for file in source.stated.files.values())
             used.used_objects = (used.used_objects or 0) + kept
     return used
@@ -227,9 +228,9 @@ class Question:
         self.empty: set[int] = set()
         for source in sources:
             for file in source.stated.files.values():
-                for one in file.objects:
-                    if not one.is_ignored and one.label in numbers:
-                        self.answers[file.path][one.label, one.box] = one
+                for obj in file.objects:
+                    if not obj.is_ignored and obj.label in numbers:
+                        self.answers[file.path][obj.label, obj.box] = obj
         most = MOST_WITH_MASKS if self.with_masks else MOST_IMAGES
         if experiment.scope == 'mmseg':
             most = MOST_LABEL_MAPS
@@ -250,7 +251,7 @@ class Question:
         if path not in self._answered:
             objects = [*self.answers[path].values()]
             kept = _not_suppressed(objects, self.numbers, self.nms) if self.nms and len(objects) > 1 else objects
-            self.suppressed |= {id(one) for one in objects} - {id(one) for one in kept}
+            self.suppressed |= {id(obj) for obj in objects} - {id(obj) for obj in kept}
             self._answered[path] = [] if self.score_address else kept[: self.limit]
         return self._answered[path]
 
@@ -303,7 +304,7 @@ class Question:
         content['categories'] = [{'id': key, 'name': name} for key, name in categories.items()]
         for file in part.source.stated.files.values():
             content['images'] += [image for image in file.images if image['id'] in kept]
-            content['annotations'] += [one.entry for one in file.objects if one.entry['image_id'] in kept]
+            content['annotations'] += [obj.entry for obj in file.objects if obj.entry['image_id'] in kept]
         with open(path, 'w', encoding='utf-8') as stream:
             json.dump(content, stream)
         self.originals[path] = name
@@ -319,8 +320,8 @@ class Question:
         first: dict[Any, int] = {}
         for index, path in enumerate(paths):
             file = source.stated.files.get(path)
-            for one in file.objects if file else ():
-                first.setdefault(one.label if one.id else ('without a number', one.id), index)
+            for obj in file.objects if file else ():
+                first.setdefault(obj.label if obj.id else ('without a number', obj.id), index)
         evenly = sample_evenly(range(len(paths)), most // 2)
         found = dict.fromkeys([*several[: most // 4], *fullest[: most // 8], *first.values(), *evenly])
         return sorted([*found][:most])
@@ -429,7 +430,7 @@ def _nms_of(model: Any) -> tuple[str, Any]:
 
 def _not_suppressed(objects: Sequence[StatedObject], numbers: dict[Any, int], nms: Any) -> list[StatedObject]:
     """Return the objects whose boxes mmcv's suppression keeps, as mmdet's detectors call it, in their order."""
-    boxes = torch.tensor([one.box for one in objects], dtype=torch.float32)
-    labels = torch.tensor([numbers[one.label] for one in objects])
+    boxes = torch.tensor([obj.box for obj in objects], dtype=torch.float32)
+    labels = torch.tensor([numbers[obj.label] for obj in objects])
     _, kept = batched_nms(boxes, torch.ones(len(objects)), labels, dict(nms))
     return [objects[index] for index in sorted(kept.tolist())]

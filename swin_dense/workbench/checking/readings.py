@@ -55,10 +55,10 @@ class Places:
 
 def places_of(source: Source, objects: Sequence[StatedObject]) -> Places:
     """Return where objects of a data set are."""
-    images = [source.stated.files[one.file].images[0] for one in objects]
+    images = [source.stated.files[obj.file].images[0] for obj in objects]
     sizes = [(image.get('width', np.inf), image.get('height', np.inf)) for image in images]
-    masks = [_bounds(one) for one in objects]
-    return Places(objects, _rows([one.box for one in objects], 4), _rows(sizes, 2), _rows(masks, 4))
+    masks = [_bounds(obj) for obj in objects]
+    return Places(objects, _rows([obj.box for obj in objects], 4), _rows(sizes, 2), _rows(masks, 4))
 
 
 def check_places(source: Source, places: Places) -> None:
@@ -88,7 +88,7 @@ def _better_reading(places: Places, are_sides: bool, most: int) -> str:
     numbers[:, 2:] -= numbers[:, :2] * are_sides
     sizes = np.where(np.isfinite(places.sizes), places.sizes, 1)
     shares = np.hstack([sizes, sizes])
-    rows_first = _rows([_bounds(one, rows_first=True) for one in places.objects], 4)
+    rows_first = _rows([_bounds(obj, rows_first=True) for obj in places.objects], 4)
     found = [
         ('masks are read as y, x, or RLE along rows; write x, y, and RLE down columns', places.boxes, rows_first),
         ('masks are read as shares of the image; write pixels', places.boxes, places.masks * shares),
@@ -104,11 +104,11 @@ def _better_reading(places: Places, are_sides: bool, most: int) -> str:
     return f'{fit} if {found[counts.index(fewest)][0]}' if fewest <= most else ''
 
 
-def _bounds(one: StatedObject, rows_first: bool = False) -> Sequence[float]:
+def _bounds(obj: StatedObject, rows_first: bool = False) -> Sequence[float]:
     """Return the bounds of a mask; NaN if it cannot be read, as a recipe for boxes does not check its numbers."""
-    mask = one.mask
+    mask = obj.mask
     are_lists = isinstance(mask, list) and all(isinstance(part, list) for part in mask)
-    is_read = (are_lists or isinstance(mask, dict)) and not fault_of_mask(one.entry, None)
+    is_read = (are_lists or isinstance(mask, dict)) and not fault_of_mask(obj.entry, None)
     return bounds_of(mask, rows_first) if is_read else (np.nan,) * 4
 
 

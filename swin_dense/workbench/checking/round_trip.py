@@ -72,7 +72,7 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     if not source.stated.files:
         raise ValueError(f'{name} lists no images')
     classes = check_classes(source)
-    wrong = [one for one in objects if one.file == '' or one.label is None]
+    wrong = [obj for obj in objects if obj.file == '' or obj.label is None]
     if wrong:
         key = 'image_id' if wrong[0].file == '' else 'category_id'
         section = 'image' if wrong[0].file == '' else 'category'
@@ -81,7 +81,7 @@ def check_objects(data: DataSet, source: Source | None, every_image: bool = Fals
     empty = sum(not file.objects for file in source.stated.files.values())
     notes = [f'{len(source.loaded)} images, {empty} without annotations, {len(objects)} annotations']
     trip = compare(source, classes)
-    places = places_of(source, [one for one in objects if one.label in classes])
+    places = places_of(source, [obj for obj in objects if obj.label in classes])
     notes_on_files = _check_files(source, every_image)
     check_places(source, places)  # after the sizes of images, which they must fit
     notes += _notes_on(trip, source, classes, len(objects))
@@ -102,40 +102,40 @@ def compare(source: Source, classes: Sequence[Any]) -> Trip:
     yielded: dict[str, dict[Any, list[bool]]] = defaultdict(lambda: defaultdict(list))
     names = dict(enumerate(source.built.metainfo.get('classes') or ()))
     for sample in source.loaded:
-        for one in sample.get('instances') or ():
-            label = names.get(one['bbox_label'], f'class number {one["bbox_label"]}, which has no name')
-            yielded[sample['img_path']][label, tuple(one['bbox'])].append(bool(one.get('ignore_flag')))
+        for instance in sample.get('instances') or ():
+            label = names.get(instance['bbox_label'], f'class number {instance["bbox_label"]}, which has no name')
+            yielded[sample['img_path']][label, tuple(instance['bbox'])].append(bool(instance.get('ignore_flag')))
     trip = Trip()
     for file in source.stated.files.values():
         found, missed = yielded[file.path], []
-        for one in file.objects:
-            if one.label not in classes:
-                trip.unused[one.label] += 1
-            elif found.get((one.label, one.box)):
-                _add(trip, one, one.box, found[one.label, one.box].pop())
+        for obj in file.objects:
+            if obj.label not in classes:
+                trip.unused[obj.label] += 1
+            elif found.get((obj.label, obj.box)):
+                _add(trip, obj, obj.box, found[obj.label, obj.box].pop())
             else:
-                missed.append(one)
-        for one in missed:  # coordinates of VOC's files are rounded
-            place = next((place for place, flags in found.items() if flags and _is_near(place, one)), None)
+                missed.append(obj)
+        for obj in missed:  # coordinates of VOC's files are rounded
+            place = next((place for place, flags in found.items() if flags and _is_near(place, obj)), None)
             if place is None:
-                trip.lost.append(one)
+                trip.lost.append(obj)
             else:
-                _add(trip, one, place[1], found[place].pop())
+                _add(trip, obj, place[1], found[place].pop())
         trip.gained += [(file.path, *place) for place, flags in found.items() for _ in flags]
     trip.of_classes = len(trip.boxes) + len(trip.ignored) + len(trip.lost)
     return trip
 
 
-def _add(trip: Trip, one: StatedObject, box: tuple[float, ...], is_ignored: bool) -> None:
+def _add(trip: Trip, obj: StatedObject, box: tuple[float, ...], is_ignored: bool) -> None:
     if is_ignored:
-        trip.ignored.append(one)
+        trip.ignored.append(obj)
     else:
-        trip.boxes.append((one.file, one.label, box))
+        trip.boxes.append((obj.file, obj.label, box))
 
 
-def _is_near(place: tuple[Any, tuple[float, ...]], one: StatedObject) -> bool:
+def _is_near(place: tuple[Any, tuple[float, ...]], obj: StatedObject) -> bool:
     label, box = place
-    return label == one.label and all(abs(own - other) <= 1 for own, other in zip(box, one.box, strict=True))
+    return label == obj.label and all(abs(own - other) <= 1 for own, other in zip(box, obj.box, strict=True))
 
 
 def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) -> list[str]:
@@ -154,10 +154,10 @@ def _notes_on(trip: Trip, source: Source, classes: Sequence[Any], count: int) ->
             raise ValueError('; '.join([none, *notes]))
         return notes  # a perfect model says what that means for the evaluation
     reasons: dict[str, list[StatedObject]] = defaultdict(list)
-    for one in trip.lost:
-        reasons[hints.why_left_out(one, source.stated.files[one.file].images[0])].append(one)
-    for one in trip.ignored:
-        reasons[hints.why_ignored(one)].append(one)
+    for obj in trip.lost:
+        reasons[hints.why_left_out(obj, source.stated.files[obj.file].images[0])].append(obj)
+    for obj in trip.ignored:
+        reasons[hints.why_ignored(obj)].append(obj)
     why = ', '.join(f'{len(ones)} {reason}' for reason, ones in reasons.items())
     left_out = len(trip.lost) + len(trip.ignored)
     if not trip.boxes:
@@ -232,8 +232,8 @@ def _notes_on_repetitions(source: Source) -> list[str]:
         entries = sum(len(file.images) for file in source.stated.files.values())
         count = f'{entries} images name {len(source.stated.files)} files, such as {file.path} {len(file.images)} times'
         parts: dict[Any, set[Any]] = {image['id']: set() for image in file.images}
-        for one in file.objects:
-            parts.setdefault(one.entry.get('image_id'), set()).add((one.label, one.box))
+        for obj in file.objects:
+            parts.setdefault(obj.entry.get('image_id'), set()).add((obj.label, obj.box))
         if len({frozenset(part) for part in parts.values()}) > 1:
             raise ValueError(
                 f'{source.stated.name}: {count}, with other objects each time, so that a model learns to leave out '
@@ -243,7 +243,7 @@ def _notes_on_repetitions(source: Source) -> list[str]:
     repeated = sum(
         number - 1
         for file in source.stated.files.values()
-        for number in Counter((one.entry.get('image_id'), one.label, one.box) for one in file.objects).values()
+        for number in Counter((obj.entry.get('image_id'), obj.label, obj.box) for obj in file.objects).values()
     )
     if repeated:
         total = sum(len(file.objects) for file in source.stated.files.values())
@@ -255,7 +255,7 @@ def _notes_on_masks(source: Source, trip: Trip, places: Places) -> list[str]:
     """Return notes on turned rectangles and on masks beside their boxes; raise ValueError for those that are wrong."""
     notes = []
     objects = places.objects
-    turned = [one for one in objects if hints.is_turned(one)]
+    turned = [obj for obj in objects if hints.is_turned(obj)]
     if turned:
         notes.append(
             f'{len(turned)} of {len(objects)} boxes are of rectangles that were turned afterwards, such as '
@@ -264,10 +264,10 @@ def _notes_on_masks(source: Source, trip: Trip, places: Places) -> list[str]:
         )
     if not needs_masks(source.data) or not source.stated.categories:
         return notes
-    lost = {id(one) for one in trip.lost}
-    kept = np.array([id(one) not in lost for one in objects], bool)
+    lost = {id(obj) for obj in trip.lost}
+    kept = np.array([id(obj) not in lost for obj in objects], bool)
     boxes, masks = places.boxes[kept], places.masks[kept]
-    objects = [one for one, is_kept in zip(objects, kept, strict=True) if is_kept]
+    objects = [obj for obj, is_kept in zip(objects, kept, strict=True) if is_kept]
     box_sides, sides = boxes[:, 2:] - boxes[:, :2], masks[:, 2:] - masks[:, :2]
     faults = {
         _NO_MASK: np.isnan(masks).any(1),
@@ -281,7 +281,7 @@ def _notes_on_masks(source: Source, trip: Trip, places: Places) -> list[str]:
             example = shown(objects[int(are_wrong.argmax())].entry)
             count = f'{are_wrong.sum()} of {len(masks)} annotations are wrong, such as {example}'
             raise ValueError(f'{source.stated.name}: {count}: {fault}')
-    pieces = [sum(map(hints.is_no_polygon, one.mask)) for one in objects if isinstance(one.mask, list)]
+    pieces = [sum(map(hints.is_no_polygon, obj.mask)) for obj in objects if isinstance(obj.mask, list)]
     if any(pieces):
         notes.append(
             f'mmdet leaves out {sum(pieces)} polygons of fewer than three points, or with an odd number of '
@@ -369,6 +369,6 @@ def _check_files(source: Source, every_image: bool) -> list[str]:
 
 def _scale_of(samples: Sequence[Any]) -> float:
     """Return the median size of loaded images, divided by their own."""
-    packed = [one.get('data_samples') for one in samples if isinstance(one, dict)]
-    factors = [one.get('scale_factor') for one in packed if one is not None]
+    packed = [sample.get('data_samples') for sample in samples if isinstance(sample, dict)]
+    factors = [sample.get('scale_factor') for sample in packed if sample is not None]
     return float(np.median([np.mean(factor) for factor in factors if factor is not None] or [1.0]))

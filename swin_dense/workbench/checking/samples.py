@@ -39,7 +39,7 @@ def load_samples(source: Source) -> list[Any]:
             pipeline = Compose([copy.deepcopy(dict(step)) for step in source.data.pipeline])
         loaded = [load_sample(source, sample, pipeline) for sample in sample_evenly(source.samples, _LOADED)]
         around = _mixing_dataset(source)
-        return _mixed(source, around, pipeline) if around else [one for one in loaded if one is not None]
+        return _mixed(source, around, pipeline) if around else [sample for sample in loaded if sample is not None]
 
 
 def load_sample(source: Source, sample: Any, pipeline: Compose) -> Any:

@@ -118,7 +118,7 @@ def _check_padding(experiment: Experiment, model: Any) -> None:
 def _is_pair(value: Any) -> bool:
     if not isinstance(value, (list, tuple)):
         return False
-    return len(value) == 2 and all(isinstance(one, int) for one in value)
+    return len(value) == 2 and all(isinstance(item, int) for item in value)
 
 
 def check_names(experiment: Experiment, splits: Sequence[str]) -> None:

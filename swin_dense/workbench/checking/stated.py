@@ -229,17 +229,19 @@ def _spelled(path: Any) -> Any:
 
 def state_coco(name: str, content: Any, folder: str) -> Stated:
     """Return what the content of a file in COCO's format states, whose images are in a folder."""
-    stated = Stated(_correctable(name, content), categories={one['id']: one['name'] for one in content['categories']})
+    stated = Stated(
+        _correctable(name, content), categories={entry['id']: entry['name'] for entry in content['categories']}
+    )
     path_of: dict[Any, str] = {}
     for image in content['images']:
         path = path_of[image['id']] = _spelled(os.path.join(folder, image['file_name']))
         stated.files.setdefault(path, StatedFile(path)).images.append(image)
-    for one in content.get('annotations') or []:
-        box = one.get('bbox')
+    for entry in content.get('annotations') or []:
+        box = entry.get('bbox')
         x, y, width, height = box if isinstance(box, list) and len(box) == 4 else (0, 0, 0, 0)
-        file = path_of.get(one['image_id'], '')
-        label = stated.categories.get(one['category_id'])
-        found = StatedObject(file, label, (x, y, x + width, y + height), one)
+        file = path_of.get(entry['image_id'], '')
+        label = stated.categories.get(entry['category_id'])
+        found = StatedObject(file, label, (x, y, x + width, y + height), entry)
         (stated.files[file].objects if file else stated.orphans).append(found)
     return stated
 
@@ -253,11 +255,11 @@ def state_voc(name: str, loaded: Sequence[Any], backend_args: Any = None) -> Sta
         root = ElementTree.fromstring(fileio.get(sample['xml_path'], backend_args=backend_args))
         size = {side: float(text) for side in ('width', 'height') if (text := root.findtext(f'size/{side}'))}
         file.images.append({'id': sample['img_id'], **size})
-        for one in root.findall('object'):
-            sides = {side: float(one.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
+        for element in root.findall('object'):
+            sides = {side: float(element.findtext(f'bndbox/{side}', '1')) for side in ('xmin', 'ymin', 'xmax', 'ymax')}
             left, top, right, bottom = (number - 1 for number in sides.values())
-            difficult = one.findtext('difficult', '0').strip() not in ('', '0')
-            label = one.findtext('name')
+            difficult = element.findtext('difficult', '0').strip() not in ('', '0')
+            label = element.findtext('name')
             entry = {'name': label, **sides, 'difficult': difficult, 'xml_path': sample['xml_path']}
             file.objects.append(StatedObject(path, label, (left, top, right, bottom), entry))
     return stated
@@ -271,9 +273,9 @@ def _state_yielded(name: str, loaded: Sequence[Any], labels: dict[int, Any]) -> 
         file = stated.files.setdefault(path, StatedFile(path))
         size = {side: sample[side] for side in ('width', 'height') if side in sample}
         file.images.append({'id': sample.get('img_id'), **size})
-        for one in sample.get('instances') or []:
-            box = tuple(one.get('bbox') or (0, 0, 0, 0))
-            file.objects.append(StatedObject(path, labels.get(one.get('bbox_label')), box, one))
+        for instance in sample.get('instances') or []:
+            box = tuple(instance.get('bbox') or (0, 0, 0, 0))
+            file.objects.append(StatedObject(path, labels.get(instance.get('bbox_label')), box, instance))
     return stated
 
 
@@ -292,18 +294,18 @@ def check_numbers(name: str, content: Any, with_masks: bool) -> None:
     """
     name = _correctable(name, content)
     images, annotations = content['images'], content.get('annotations') or []
-    wrong = [one for one in images if not _are_sizes(one.get('height'), one.get('width'))]
+    wrong = [entry for entry in images if not _are_sizes(entry.get('height'), entry.get('width'))]
     if wrong:
         which = f'{len(wrong)} of {len(images)} images are wrong, such as {shown(wrong[0])}'
         raise ValueError(f'{name}: {which}: write height and width in pixels')
-    sizes = {one['id']: [one['height'], one['width']] for one in images}
+    sizes = {entry['id']: [entry['height'], entry['width']] for entry in images}
     if len(sizes) < len(images):
         raise ValueError(f'{name} has {len(images)} images with {len(sizes)} ids; number them anew')
     faults: dict[str, list[Any]] = {}
-    for one in annotations:
-        fault = _fault_of_box(one) or (fault_of_mask(one, sizes.get(one['image_id'])) if with_masks else '')
+    for entry in annotations:
+        fault = _fault_of_box(entry) or (fault_of_mask(entry, sizes.get(entry['image_id'])) if with_masks else '')
         if fault:
-            faults.setdefault(fault, []).append(one)
+            faults.setdefault(fault, []).append(entry)
     if faults:
         counts = []
         for fault, ones in faults.items():
@@ -315,16 +317,16 @@ def _are_sizes(*values: Any) -> bool:
     return all(type(value) in (int, float) and 0 < value <= _LARGEST for value in values)
 
 
-def _fault_of_box(one: Any) -> str:
-    box, area = one.get('bbox'), one.get('area', 0)
+def _fault_of_box(entry: Any) -> str:
+    box, area = entry.get('bbox'), entry.get('area', 0)
     if box is not None and not (isinstance(box, list) and len(box) == 4 and _are_bounded(box, _LARGEST_BOX)):
         return 'bbox must be x, y, width and height: four numbers, not text'
     return '' if _are_bounded([area], _LARGEST_BOX**2) else 'the area must be a finite number'
 
 
-def fault_of_mask(one: Any, size: list[Any] | None) -> str:
+def fault_of_mask(entry: Any, size: list[Any] | None) -> str:
     """Return what is wrong with the numbers of a mask, for an image of [height, width] or any size, or ''."""
-    mask = one.get('segmentation')
+    mask = entry.get('segmentation')
     if isinstance(mask, dict):
         own: Any = mask.get('size')
         has_size = isinstance(own, list) and len(own) == 2 and all(type(side) is int for side in own)

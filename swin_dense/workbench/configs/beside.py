@@ -88,15 +88,15 @@ def corrected(content: Any, encoding: str, images: str, is_evaluated: bool) -> l
         content['annotations'] = []
         said.append('an empty list of annotations instead of null')
     annotations = content.get('annotations') or []
-    ids = [one['id'] for one in annotations]
+    ids = [entry['id'] for entry in annotations]
     # COCO's evaluation takes 0 for 'no match', and needs whole numbers.
     are_positive = all(type(number) is int and number > 0 for number in ids)
     if is_evaluated and not are_positive and len({*ids}) == len(ids):
         content['annotations'] = _numbered(annotations)
         said.append('annotations numbered from 1')
-    turned = [one for one in content.get('annotations') or () if _is_turned_by_cvat(one)]
-    for one in turned:
-        one['bbox'] = _around_turned(one['bbox'], one['attributes'].pop('rotation'))
+    turned = [entry for entry in content.get('annotations') or () if _is_turned_by_cvat(entry)]
+    for entry in turned:
+        entry['bbox'] = _around_turned(entry['bbox'], entry['attributes'].pop('rotation'))
     if turned:
         said.append(f'{len(turned)} boxes around rectangles that CVAT turned (attributes.rotation)')
     renamed = 0
@@ -137,11 +137,11 @@ def split_annotations(path: Path, images: str, share: float, group: str | None, 
     train_images, val_images = halves(content['images'], groups_of(names, group), share)
     val_ids = {image['id'] for image in val_images}
     annotations = content.get('annotations') or []
-    if len({one['id'] for one in annotations}) < len(annotations):
+    if len({entry['id'] for entry in annotations}) < len(annotations):
         annotations = _numbered(annotations)
     # Annotations of no image stay in the training part, where they are found.
-    of_train = [one for one in annotations if one['image_id'] not in val_ids]
-    of_val = [one for one in annotations if one['image_id'] in val_ids]
+    of_train = [entry for entry in annotations if entry['image_id'] not in val_ids]
+    of_val = [entry for entry in annotations if entry['image_id'] in val_ids]
     parts = {'train': (train_images, of_train), 'val': (val_images, of_val)}
     return {
         out.with_suffix(f'.{part}.json'): json.dumps({**content, 'images': images, 'annotations': annotations})

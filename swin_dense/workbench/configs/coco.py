@@ -50,7 +50,7 @@ def read_coco(name: str | os.PathLike[str], backend_args: Any = None) -> Any:
         if not isinstance(entries, list):
             raise ValueError(f'{name} is no file of annotations in the format of COCO, because it has no {section}')
         for key, kinds in fields.items():
-            wrong = [one for one in entries if not isinstance(one, dict) or not isinstance(one.get(key), kinds)]
+            wrong = [entry for entry in entries if not isinstance(entry, dict) or not isinstance(entry.get(key), kinds)]
             if wrong:
                 words = ' or '.join(_WORDS[kind] for kind in kinds)
                 raise ValueError(

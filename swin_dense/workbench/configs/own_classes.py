@@ -121,7 +121,7 @@ def _count_of_masks(experiment: Experiment, option: str) -> int:
     """Return the number of classes of a segmentor whose masks are the user's own."""
     if experiment.is_detector:
         raise ValueError(f'{option} is for segmentation masks, but this config is for a detector')
-    if experiment.class_count is None or any(one.kind != 'BaseSegDataset' for one in experiment.datasets):
+    if experiment.class_count is None or any(data.kind != 'BaseSegDataset' for data in experiment.datasets):
         raise ValueError(f'{option} needs masks of your own; name their classes with --classes')
     return experiment.class_count
 
