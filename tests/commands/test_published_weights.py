@@ -150,7 +150,7 @@ def test_data_that_are_not_there_are_an_error_before_any_weights_are_fetched(tmp
     assert main(['test', RECIPE, '--data-root', 'no/such']) == 2
     error = capsys.readouterr().err
     assert 'there is no no/such/annotations/instances_val2017.json, no no/such/val2017' in error
-    assert '--data-root is no/such' in error
+    assert 'correct --data-root no/such' in error
 
 
 def test_a_config_file_has_no_published_weights(tmp_path, capsys):
