@@ -29,7 +29,7 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
 
 
 def _forward_by_onednn(layer: nn.Linear, x: Tensor) -> Tensor:
-    if linear.is_supported(x, layer.weight, layer.bias):
+    if x.is_cpu and linear.is_supported(x, layer.weight, layer.bias):
         return linear.linear_by_onednn(x, layer.weight, layer.bias)
     return nn.Linear.forward(layer, x)
 
