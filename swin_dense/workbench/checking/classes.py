@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.checks import first_few
 from swin_dense.workbench.checking.stated import Source
+from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.experiment import DataSet
 
 
@@ -35,7 +38,7 @@ def check_classes(source: Source) -> list[Any]:
         raise ValueError(
             f'{source.stated.name} has {len(found)} classes, {first_few(found)}, but the config has {len(classes)}, '
             f'{first_few(classes)}'
-            + (f', and a model of {count} classes' if has_other_count else _training_data(data))
+            + (f', and a model of {count} classes' if has_other_count else _training_data(data, found))
             + _cure(source, found, classes, has_other_count)
         )
     return classes
@@ -46,10 +49,23 @@ def plain(label: Any) -> str:
     return str(label).casefold().translate(dict.fromkeys(map(ord, ' _-')))
 
 
-def _training_data(data: DataSet) -> str:
+def _training_data(data: DataSet, found: Sequence[Any]) -> str:
     """Return words that name the file of the training data, if it is another than that of this data set."""
     files = [trained.annotations for trained in data.experiment.datasets_of(['train']) if trained.annotations]
-    return f', those of the training data in {files[0]}' if files and files[0] != data.annotations else ''
+    is_other = bool(files) and files[0] != data.annotations and not _are_trained(data, found)
+    return f', those of the training data in {files[0]}' if is_other else ''
+
+
+def _are_trained(data: DataSet, found: Sequence[Any]) -> bool:
+    """Return whether these are the classes of a file of the training data, so that both differ from the config."""
+    for trained in data.experiment.datasets_of(['train']):
+        if is_address(trained.annotations):
+            continue
+        with contextlib.suppress(ValueError, OSError):  # of a file that is checked by itself
+            names = [category['name'] for category in read_coco(trained.annotations)['categories']]
+            if names == list(found):
+                return True
+    return False
 
 
 def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_other_count: bool) -> str:
@@ -64,7 +80,8 @@ def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_othe
     of_plain = {plain(name): name for name in found}
     renamed = [f'{of_plain[plain(name)]} to {name}' for name in absent if plain(name) in of_plain]
     is_own = bool((source.data.entry.get('metainfo') or {}).get('classes')) and not has_other_count
-    if is_own and (source.data.is_evaluated or (not renamed and {*found} < {*classes})):
+    is_wrong_alone = source.data.is_evaluated and not _are_trained(source.data, found)
+    if is_own and (is_wrong_alone or (not renamed and {*found} < {*classes})):
         edit = 'sort the list of categories in this file so, with any ids'
         if renamed:
             edit = f'rename {first_few(renamed)}'

@@ -943,6 +943,15 @@ def test_training_and_validation_files_that_disagree(fruit, train, val, message)
         assert f'--classes "{",".join(train)}"' in fruit.refused('--classes', ','.join(val))
 
 
+def test_files_that_agree_get_the_same_advice(fruit):
+    """The option is wrong, not the file to evaluate: its categories need no sorting."""
+    said = fruit.refused('--classes', ','.join(CLASSES[::-1]))
+    assert said.count('name those to train with, in the order of the file') == 2
+    assert said.count(f'--classes "{",".join(CLASSES)}"') == 2
+    assert 'sort the list' not in said
+    assert 'those of the training data' not in said
+
+
 def reversed_classes(entry):
     """Return a data set of the same images whose classes are reversed, in its file and in its ``metainfo``."""
     path = Path(entry.data_root, entry.ann_file)
