@@ -28,7 +28,7 @@ def wheel(sdist):
     folder = sdist.parent
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter='data')
-    options = ['--quiet', '--no-deps', '--no-build-isolation', '-w', folder]
+    options = ['--quiet', '--no-cache-dir', '--no-deps', '--no-build-isolation', '-w', folder]
     unpacked = folder / sdist.name.removesuffix('.tar.gz')
     completed([sys.executable, '-m', 'pip', 'wheel', *options, '.'], cwd=unpacked)
     (built,) = folder.glob('*.whl')
