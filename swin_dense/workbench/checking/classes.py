@@ -35,11 +35,13 @@ def check_classes(source: Source) -> list[Any]:
         )
     if are_listed and not are_right:
         found = list(source.stated.categories.values())
+        are_trained = data.is_evaluated and _are_trained(data, found)
+        trained = '' if are_trained else _training_data(data)
         raise ValueError(
             f'{source.stated.name} has {len(found)} classes, {first_few(found)}, but the config has {len(classes)}, '
             f'{first_few(classes)}'
-            + (f', and a model of {count} classes' if has_other_count else _training_data(data, found))
-            + _cure(source, found, classes, has_other_count)
+            + (f', and a model of {count} classes' if has_other_count else trained)
+            + _cure(source, found, classes, has_other_count, are_trained)
         )
     return classes
 
@@ -49,11 +51,10 @@ def plain(label: Any) -> str:
     return str(label).casefold().translate(dict.fromkeys(map(ord, ' _-')))
 
 
-def _training_data(data: DataSet, found: Sequence[Any]) -> str:
+def _training_data(data: DataSet) -> str:
     """Return words that name the file of the training data, if it is another than that of this data set."""
     files = [trained.annotations for trained in data.experiment.datasets_of(['train']) if trained.annotations]
-    is_other = bool(files) and files[0] != data.annotations and not _are_trained(data, found)
-    return f', those of the training data in {files[0]}' if is_other else ''
+    return f', those of the training data in {files[0]}' if files and files[0] != data.annotations else ''
 
 
 def _are_trained(data: DataSet, found: Sequence[Any]) -> bool:
@@ -68,8 +69,13 @@ def _are_trained(data: DataSet, found: Sequence[Any]) -> bool:
     return False
 
 
-def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_other_count: bool) -> str:
-    """Return what to do about classes of a file that differ from those of the config: edit the file, or name them."""
+def _cure(
+    source: Source, found: Sequence[Any], classes: Sequence[Any], has_other_count: bool, are_trained: bool
+) -> str:
+    """Return what to do about classes of a file that differ from those of the config: edit the file, or name them.
+
+    ``are_trained`` says that this file is evaluated and has the classes of a training file, unlike the config.
+    """
     names = [name for name in found if name in classes]
     absent = [name for name in classes if name not in found]
     if len({*names}) < len(names) or len(found) < source.categories:
@@ -80,7 +86,7 @@ def _cure(source: Source, found: Sequence[Any], classes: Sequence[Any], has_othe
     of_plain = {plain(name): name for name in found}
     renamed = [f'{of_plain[plain(name)]} to {name}' for name in absent if plain(name) in of_plain]
     is_own = bool((source.data.entry.get('metainfo') or {}).get('classes')) and not has_other_count
-    is_wrong_alone = source.data.is_evaluated and not _are_trained(source.data, found)
+    is_wrong_alone = source.data.is_evaluated and not are_trained
     if is_own and (is_wrong_alone or (not renamed and {*found} < {*classes})):
         edit = 'sort the list of categories in this file so, with any ids'
         if renamed:

@@ -16,7 +16,7 @@ _ROBOFLOW = '_annotations.coco.json'
 # Folders of a data set for segmentation, in any case of letters; the last of each are those of Pascal VOC.
 _IMAGES = ('images', 'image', 'imgs', 'img', 'img_dir', 'jpegimages')
 _MASKS = ('masks', 'mask', 'annotations', 'annotation', 'labels', 'label', 'ann_dir', 'segmentationclass')
-_PARTS = {'train': ('train', 'training'), 'val': ('val', 'valid', 'validation', 'test', 'testing')}
+_PARTS = {'train': ('train', 'training'), 'val': ('valid', 'val', 'validation', 'test', 'testing')}
 _YOLO = re.compile(rb'\d+( [01]?\.\d+){4}')  # the first line of a file: a class, and a box or the points of a polygon
 
 
@@ -49,14 +49,12 @@ def find_places(experiment: Experiment, data_root: str, is_split: bool) -> tuple
 
 def _annotated(root: Path) -> tuple[dict[str, str], str]:
     """Return the places of annotations in COCO's format and of their images, or {} and why there are none."""
-    names = []
-    for name in ('train', 'valid', 'val', 'test'):
-        if (root / name / _ROBOFLOW).is_file():
-            names.append(name)
-    if 'train' in names:
-        places = {'train_ann': f'train/{_ROBOFLOW}', 'train_images': 'train'}
-        if len(names) > 1:
-            places |= {'val_ann': f'{names[1]}/{_ROBOFLOW}', 'val_images': names[1]}
+    places: dict[str, str] = {}
+    for part, names in _PARTS.items():
+        held = next((name for name in names if (root / name / _ROBOFLOW).is_file()), None)
+        if held:
+            places |= {f'{part}_ann': f'{held}/{_ROBOFLOW}', f'{part}_images': held}
+    if 'train_ann' in places:
         return places, ''
     contents = {}
     reasons = []
@@ -79,12 +77,12 @@ def _annotated(root: Path) -> tuple[dict[str, str], str]:
         return {}, f'{file} lists no images'
     first = content['images'][0]['file_name']
     folders = [root, *sorted(root.glob('*')), *sorted(root.glob('*/*'))]
-    held = [folder for folder in folders if (folder / first).is_file()]
-    if not held:
+    holding = [folder for folder in folders if (folder / first).is_file()]
+    if not holding:
         hint = hint_on_name(folders, first)
         return {}, f'{file} names {first!r} first, which is in no folder below {root}: there, {content_of(root)}{hint}'
     annotations = str(file.relative_to(root))
-    images = str(held[0].relative_to(root))
+    images = str(holding[0].relative_to(root))
     return {'train_ann': annotations, 'train_images': images}, ''
 
 
