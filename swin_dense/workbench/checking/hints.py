@@ -6,6 +6,7 @@ This is the only module that knows such rules. A difference that no entry explai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ _COPY = 'as the copy that `swin-dense config` writes'
 _SHARE_OF_FEW = 0.05  # of the objects: more that are stated twice are no slip
 _SHARE_OF_MANY = 0.1  # of the objects: more that lie elsewhere are no slip, if they are more than _FEW
 _FEW = 3
-# The start of an exception of mmdet, mmseg or pycocotools, and what to do.
+# A pattern for the start of an exception of mmdet, mmseg or pycocotools, and what to do.
 HINTS_ON_READING = {
     "KeyError: 'area'": 'write the area; width times height is enough',
     "KeyError: 'bbox'": 'bbox must be x, y, width and height',
@@ -29,7 +30,7 @@ HINTS_ON_READING = {
     'JSONDecodeError: Unexpected UTF-8 BOM': f'save it as UTF-8 without a byte order mark, {_COPY}',
     'UnicodeDecodeError': f'save it as UTF-8, {_COPY}',
     "TypeError: 'NoneType' object is not iterable": f'write annotations as a list, {_COPY}',
-    'FileNotFoundError: ': (
+    r"FileNotFoundError: .*\.xml'": (
         'each line of a list of Pascal VOC is the name of an .xml file, without an ending or a column; add the file, '
         'or correct or remove the line'
     ),
@@ -65,7 +66,7 @@ HINTS_ON_STEPS = {
 def hint_on(error: Exception, hints: dict[str, str]) -> str:
     """Return what to do about an exception, by one of the tables above, after a colon; '' if it is not known."""
     said = f'{type(error).__name__}: {error}'
-    return next((f': {hint}' for start, hint in hints.items() if said.startswith(start)), '')
+    return next((f': {hint}' for pattern, hint in hints.items() if re.match(pattern, said)), '')
 
 
 # Words for what the round trip finds. The first reason that holds, for an object and the entry of its image.

@@ -9,6 +9,7 @@ from mmengine.config import ConfigDict
 from mmengine.registry import DATASETS
 from PIL import Image
 
+from swin_dense.workbench.checking import hints
 from swin_dense.workbench.checking.data import check_data as check_all
 from swin_dense.workbench.configs.experiment import Experiment
 from swin_dense.workbench.recipes.files import load_recipe
@@ -160,6 +161,11 @@ def test_lines_of_a_list_that_name_no_annotations(voc, lines, file):
     cure = r'each line .* is the name of an \.xml file, without an ending or a column; add the file, or correct'
     with pytest.raises(ValueError, match=rf"{absent}'\S+/Annotations/{re.escape(file)}\.xml'.*: {cure}"):
         voc.notes()
+
+
+def test_a_missing_file_of_another_format_gets_no_advice_on_lists_of_pascal_voc():
+    error = FileNotFoundError(2, 'No such file or directory', 'boxes/9.csv')
+    assert hints.hint_on(error, hints.HINTS_ON_READING) == ''
 
 
 def test_corners_with_y_before_x(voc):
